@@ -1,0 +1,3 @@
+"""Strata: serves large language models; conversations outlive memory."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Compute backends: the contract (base.py) and the numpy reference."""

@@ -1,0 +1,1 @@
+"""Conversations: identity, addresses, index, placement, ledger."""

@@ -1,0 +1,1 @@
+"""The engine: requests, slots, agenda, sampling, the loop."""

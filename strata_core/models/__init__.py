@@ -1,0 +1,1 @@
+"""Model families, one file each, written on the compute contract."""

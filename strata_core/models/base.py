@@ -1,0 +1,71 @@
+"""What the engine knows of a model, and what a family registers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+if TYPE_CHECKING:
+    from strata_core.compute.base import Backend, Batch, PageStore
+    from strata_core.pool.layout import PageLayout
+    from strata_core.weights.source import WeightSource
+
+
+@attrs.frozen
+class ModelOptions:
+    """What a user may override in how a model is read; None keeps the file's own value.
+
+    :ivar rope_scaling: ``none``, ``linear`` or ``yarn``.
+    :ivar rope_freq_base: base of the rotary frequencies.
+    :ivar rope_scale: factor by which the context is stretched (linear, yarn).
+    """
+
+    rope_scaling: str | None = None
+    rope_freq_base: float | None = None
+    rope_scale: float | None = None
+
+
+@attrs.frozen
+class Geometry:
+    """Sizes that do not depend on settings."""
+
+    architecture: str
+    layers: int
+    width: int
+    vocab: int
+    context: int
+
+
+class Model(ABC):
+    """A loaded model on one backend. Stateless between steps: all that a sequence accumulates is in its pages."""
+
+    geometry: Geometry
+
+    @abstractmethod
+    def layouts(self, kv_type: str, page_tokens: int) -> tuple[PageLayout, ...]:
+        """The kinds of pages its layers need; the numbers of stores and page tables follow this order."""
+
+    @abstractmethod
+    def identity(self) -> Mapping[str, str | int | float]:
+        """Everything beside weights and tokenizer that changes K/V: geometry, rope with overrides, norms' epsilon."""
+
+    @abstractmethod
+    def forward(self, batch: Batch, stores: Sequence[PageStore]) -> np.ndarray:
+        """Run one step: writes the rows' K/V, returns float32 logits ``(len(batch.outputs), vocab)`` on the host."""
+
+
+@attrs.frozen
+class Family:
+    """What ``strata_register_families`` registers.
+
+    :ivar architectures: values of ``general.architecture`` it loads.
+    :ivar load: builds the model; raises ModelFileError or UnsupportedModel naming key or tensor.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    load: Callable[[WeightSource, Backend, ModelOptions], Model] = attrs.field(repr=False)

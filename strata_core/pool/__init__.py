@@ -1,0 +1,1 @@
+"""The page pool: layouts, pages, reference counts."""

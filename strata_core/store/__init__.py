@@ -1,0 +1,1 @@
+"""The level contract and the RAM level."""

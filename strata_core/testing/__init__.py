@@ -1,0 +1,1 @@
+"""Fixtures, conformance suites and builders for Strata's own tests and for plugin authors."""
