@@ -1,0 +1,115 @@
+"""Reference-counted pages of one layout.
+
+A page is held by whoever retained it: slots, parked conversations, writers. While it is held more than once it is
+immutable; :meth:`PagePool.own` gives a holder a page that it alone holds, by copying if need be (copy-on-write). A page
+with no holder is free at once.
+
+Memory grows and shrinks by chunks. The lowest chunk with room is filled first, so that high chunks run empty and can be
+given back; one empty chunk is kept, so that a slot growing and shrinking at a chunk's edge does not allocate each time.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from strata_core.compute.base import PageStore
+from strata_core.errors import OutOfMemory
+from strata_core.pool.layout import PageLayout
+
+#: Chunks are about this large: few enough to allocate quickly, small enough to give back often.
+CHUNK_BYTES = 32 << 20
+
+
+def chunk_pages_for(layout: PageLayout) -> int:
+    """Pages in a chunk of about :data:`CHUNK_BYTES`."""
+    return max(1, CHUNK_BYTES // layout.nbytes)
+
+
+class PagePool:
+    """Allocates the pages of one :class:`PageStore`. Used by the engine thread only.
+
+    :param max_pages: bound on pages in use; allocating more raises :class:`OutOfMemory`.
+    """
+
+    def __init__(self, store: PageStore, max_pages: int):
+        self.store = store
+        self.layout = store.layout
+        self.max_pages = max_pages
+        self._holders: dict[int, int] = {}
+        self._free: dict[int, list[int]] = {}  # chunk -> heap of its free pages
+
+    @property
+    def used(self) -> int:
+        """Pages held by anyone."""
+        return len(self._holders)
+
+    @property
+    def capacity(self) -> int:
+        """Pages that memory is allocated for now."""
+        return len(self._free) * self.store.chunk_pages
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory allocated now."""
+        return self.capacity * self.layout.nbytes
+
+    def allocate(self) -> int:
+        """A page with undefined content, held once by the caller.
+
+        :raises OutOfMemory: ``max_pages`` are in use, or the store has no memory for another chunk.
+        """
+        if self.used >= self.max_pages:
+            raise OutOfMemory(f"all {self.max_pages} pages of the {self.layout.kind!r} pool are in use")
+        chunk = min((c for c, free in self._free.items() if free), default=None)
+        if chunk is None:
+            chunk = self._add_chunk()
+        page = heapq.heappop(self._free[chunk])
+        self._holders[page] = 1
+        return page
+
+    def retain(self, page: int) -> None:
+        """Hold a page once more. It must be held by someone already."""
+        self._holders[page] += 1
+
+    def release(self, page: int) -> None:
+        """Hold a page once less; without a holder it is free."""
+        holders = self._holders[page] - 1
+        if holders:
+            self._holders[page] = holders
+            return
+        del self._holders[page]
+        chunk = page // self.store.chunk_pages
+        free = self._free[chunk]
+        heapq.heappush(free, page)
+        if len(free) == self.store.chunk_pages:
+            self._give_back()
+
+    def holders(self, page: int) -> int:
+        """How many times a page is held; 0 for a free one."""
+        return self._holders.get(page, 0)
+
+    def own(self, page: int) -> int:
+        """Exchange one hold on ``page`` for a page with the same content that only the caller holds.
+
+        :raises OutOfMemory: a copy is needed and there is no page for it; the hold on ``page`` remains.
+        """
+        if self._holders[page] == 1:
+            return page
+        copy = self.allocate()
+        self.store.copy(page, copy)
+        self.release(page)
+        return copy
+
+    def _add_chunk(self) -> int:
+        chunk = next(c for c in range(len(self._free) + 1) if c not in self._free)
+        self.store.add_chunk(chunk)
+        first = chunk * self.store.chunk_pages
+        self._free[chunk] = list(range(first, first + self.store.chunk_pages))
+        return chunk
+
+    def _give_back(self) -> None:
+        """Drop all empty chunks but the lowest."""
+        empty = sorted(c for c, free in self._free.items() if len(free) == self.store.chunk_pages)
+        for chunk in empty[1:]:
+            self.store.drop_chunk(chunk)
+            del self._free[chunk]
