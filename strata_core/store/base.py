@@ -87,8 +87,13 @@ class Level(ABC):
         """Bytes and entries held now, and their bounds."""
 
     @abstractmethod
+    def weigh(self, entries: Collection[Entry]) -> int:
+        """Bytes that exactly these entries would hold together here, shared parts counted once. They need not be held
+        now; what is, is weighed as it is held."""
+
+    @abstractmethod
     def cost(self, entry: Entry) -> int:
-        """Bytes that ``put`` of this entry would add to :attr:`Usage.bytes` (shared parts counted once)."""
+        """Bytes that ``put`` of this entry would add to :attr:`Usage.bytes`: the weight of what it does not share."""
 
     @abstractmethod
     def put(self, entry: Entry, pages: HeldPages) -> None:
@@ -107,7 +112,8 @@ class Level(ABC):
         """
 
     def held(self, entry: Entry) -> HeldPages | None:
-        """The entry's pages where they are in the engine's own pool, so that restoring need copy nothing.
+        """The entry's pages where they are in memory: what a demotion is made from, and, where they are in the engine's
+        own pools, what a restore refers to instead of copying.
 
         The level goes on holding them. None (the default) for a level that must be read.
         """

@@ -1,0 +1,131 @@
+"""Which computed sequence a prompt resumes from. Pure functions over what is live and what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+
+from strata_core.conversations.ladder import Found
+from strata_core.conversations.live import Live
+from strata_core.conversations.resync import align
+from strata_core.conversations.tokens import common_prefix
+
+
+@attrs.frozen
+class MatchRules:
+    """``--conversation-cache-similarity`` and ``--conversation-cache-n-min``."""
+
+    similarity: float = 0.0
+    n_min: int = 0
+
+    def allow(self, shared: int, prompt: int) -> bool:
+        return shared > 0 and shared >= self.n_min and shared / prompt > self.similarity
+
+
+@attrs.frozen(eq=False)
+class Candidate:
+    """A sequence to resume from.
+
+    :ivar shared: leading tokens taken from it.
+    :ivar prompt: the ids to go on with, which differ from the request's only after a text match: then the first
+        ``shared`` are the stored ones, and what follows is spelled the same as in the request.
+    :ivar rung: ``end`` (all of it), ``page`` (a part) or ``text``.
+    :ivar at: first position where the sequence and the prompt differ, None where one merely ends.
+    """
+
+    source: str
+    shared: int
+    prompt: np.ndarray
+    rung: str
+    at: int | None
+    live: Live | None = None
+    found: Found | None = None
+
+
+def best_live(lives: Sequence[tuple[Live, bool]], identity: bytes, prompt: np.ndarray) -> tuple[Live, int] | None:
+    """The live conversation that shares most with the prompt; ties to the one used last.
+
+    :param lives: conversations and whether their slot is busy; a busy one offers complete pages only, since it is
+        still writing the last.
+    """
+    best: tuple[Live, int] | None = None
+    for live, busy in lives:
+        if not live.keep or live.identity.digest != identity:
+            continue
+        shared = common_prefix(live.tokens.view(), prompt)
+        if busy:
+            shared -= shared % live.page_tokens
+        if shared and (best is None or (shared, live.used) > (best[1], best[0].used)):
+            best = (live, shared)
+    return best
+
+
+def choose(
+    live: tuple[Live, int] | None,
+    found: Found | None,
+    prompt: np.ndarray,
+    rules: MatchRules,
+    spell: Callable[[int], bytes | None],
+    max_context: int,
+) -> Candidate | None:
+    """The candidate to resume from: the live one unless a stored one shares strictly more.
+
+    The last prompt token is always read: it gives the first logits.
+    """
+    if found is not None and (live is None or found.shared > live[1]):
+        candidate = _candidate(found.level.name, found.entry.tokens, found.shared, prompt, spell, max_context)
+        candidate = attrs.evolve(candidate, found=found)
+    elif live is not None:
+        tokens = live[0].tokens.view()
+        candidate = _candidate("live", tokens, live[1], prompt, spell, max_context)
+        candidate = attrs.evolve(candidate, live=live[0])
+    else:
+        return None
+    return candidate if rules.allow(candidate.shared, len(candidate.prompt)) else None
+
+
+def _candidate(
+    source: str,
+    tokens: np.ndarray,
+    shared: int,
+    prompt: np.ndarray,
+    spell: Callable[[int], bytes | None],
+    max_context: int,
+) -> Candidate:
+    at = shared if shared < min(len(tokens), len(prompt)) else None
+    if at is not None:
+        stored, same = align(tokens, prompt, shared, spell)
+        respelled = np.concatenate([tokens[:stored], prompt[same:]])
+        if stored > shared and same < len(prompt) and len(respelled) <= max_context:
+            return Candidate(source, stored, respelled, "text", at)
+    usable = min(shared, len(prompt) - 1)
+    return Candidate(source, usable, prompt, "end" if usable == len(tokens) else "page", at)
+
+
+@attrs.frozen
+class SlotView:
+    """A slot without a running request, as :func:`choose_slot` sees it. ``shared`` is what its live conversation has in
+    common with the prompt."""
+
+    id: int
+    tokens: int
+    prompt: int
+    used: float
+    shared: int
+
+
+def choose_slot(slots: Sequence[SlotView], resumes: int) -> int:
+    """The slot a request should take.
+
+    First the one whose conversation it continues or repeats (the longest shared), provided nothing stored shares more
+    than ``resumes`` there; then an empty one; then the one unused longest, whose conversation is parked.
+    """
+    own = [s for s in slots if s.shared and s.shared >= resumes and (s.shared >= min(s.tokens, max(s.prompt - 1, 1)))]
+    if own:
+        return max(own, key=lambda s: (s.shared, s.used)).id
+    empty = [s for s in slots if not s.tokens]
+    if empty:
+        return min(s.id for s in empty)
+    return min(slots, key=lambda s: (s.used, s.id)).id

@@ -1,0 +1,194 @@
+"""The RAM level: parked conversations as page references, or as copies where the engine's pages are on a device.
+
+An entry is pushed when its conversation leaves a slot and pulled by reference, so that on host memory parking and
+resuming copy nothing. Pages that several entries have in common (a system prompt) are held, and counted, once: an
+entry's pages are exchanged for those already held at the same address before it is taken in. Eviction order is the
+coordinator's; this level only keeps the account, which covers pages, token ids and addresses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import attrs
+import numpy as np
+
+from strata_core.compute.base import Event
+from strata_core.conversations.identity import DIGEST_BYTES
+from strata_core.conversations.index import PrefixIndex, Query
+from strata_core.errors import LevelError, OutOfMemory
+from strata_core.pool.pool import PagePool
+from strata_core.pool.sink import PageSink
+from strata_core.pool.table import HeldPages
+from strata_core.store.base import Entry, Level, Usage
+
+#: Bytes charged per entry for its objects (dictionaries, index lists), beside pages, ids and addresses.
+ENTRY_OVERHEAD = 4096
+
+#: One block's page numbers, one per pool.
+Block = tuple[int, ...]
+
+
+@attrs.define
+class _Kept:
+    entry: Entry
+    pages: HeldPages
+    copies: list[Event]  # under way from the device
+    source: HeldPages | None  # the device pages they read, until all are done
+
+
+class RamLevel(Level):
+    """Entries in host memory.
+
+    :param pools: where entries' pages live: the engine's own pools when these are in host memory, else host pools.
+    :param copies: whether ``pools`` are separate from the engine's, so that pages must be copied.
+    :param max_bytes: hard bound on all that entries hold; the level refuses what would exceed it.
+    """
+
+    name = "ram"
+    rank = 0
+
+    def __init__(self, pools: Sequence[PagePool], *, copies: bool, max_bytes: int, max_entries: int):
+        self._pools = tuple(pools)
+        self._copies = copies
+        self._max_bytes = max_bytes
+        self._max_entries = max_entries
+        self._block_bytes = sum(pool.layout.nbytes for pool in pools)
+        self._kept: dict[str, _Kept] = {}
+        self._index: PrefixIndex[str] = PrefixIndex()
+        self._holders: Counter[bytes] = Counter()  # how many entries hold the page with each address
+
+    def entries(self) -> Collection[Entry]:
+        return [kept.entry for kept in self._kept.values()]
+
+    def find(self, query: Query) -> list[tuple[Entry, int]]:
+        return [(self._kept[key].entry, shared) for key, shared in self._index.longest(query)]
+
+    def usage(self) -> Usage:
+        tails = sum(self._tail_blocks(kept.entry) for kept in self._kept.values())
+        ids = sum(_ids_bytes(kept.entry) for kept in self._kept.values())
+        used = (len(self._holders) + tails) * self._block_bytes + ids
+        return Usage(used, len(self._kept), self._max_bytes, self._max_entries)
+
+    def weigh(self, entries: Collection[Entry]) -> int:
+        addresses = {address for entry in entries for address in entry.addresses}
+        blocks = len(addresses) + sum(self._tail_blocks(entry) for entry in entries)
+        return blocks * self._block_bytes + sum(_ids_bytes(entry) for entry in entries)
+
+    def cost(self, entry: Entry) -> int:
+        new = sum(address not in self._holders for address in entry.addresses)
+        return (new + self._tail_blocks(entry)) * self._block_bytes + _ids_bytes(entry)
+
+    def put(self, entry: Entry, pages: HeldPages) -> None:
+        usage, cost = self.usage(), self.cost(entry)
+        if usage.bytes + cost > self._max_bytes or usage.entries + 1 > self._max_entries:
+            raise LevelError(f"no room in RAM: {usage.bytes} bytes held, {cost} more, {self._max_bytes} allowed")
+        known = self._known_blocks(entry)
+        kept = self._copy(entry, pages, known) if self._copies else self._refer(entry, pages, known)
+        self._kept[entry.id] = kept
+        self._index.add(entry.id, entry)
+        self._holders.update(entry.addresses)
+
+    def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
+        kept = self._kept[entry.id]
+        self._settle(kept)
+        for number, block in zip(range(sink.blocks), _blocks(kept.pages), strict=False):
+            sink.put(number, [_host(pool, page) for pool, page in zip(self._pools, block, strict=True)])
+
+    def held(self, entry: Entry) -> HeldPages | None:
+        kept = self._kept[entry.id]
+        self._settle(kept)
+        return kept.pages
+
+    def remove(self, entry: Entry) -> None:
+        kept = self._kept.pop(entry.id)
+        self._index.remove(entry.id)
+        for address in kept.entry.addresses:
+            self._holders[address] -= 1
+            if not self._holders[address]:
+                del self._holders[address]
+        self._settle(kept)  # a copy under way still writes to pages that are about to be free
+        kept.pages.release()
+
+    def update(self, entry: Entry) -> None:
+        self._kept[entry.id].entry = entry  # the index goes by tokens and addresses, which are the same
+
+    def poll(self) -> None:
+        for kept in self._kept.values():
+            if kept.source is not None and all(event.done() for event in kept.copies):
+                self._settle(kept)
+
+    def close(self) -> None:
+        for entry in self.entries():
+            self.remove(entry)
+
+    def _tail_blocks(self, entry: Entry) -> int:
+        """1 where the entry ends within a page, which no other entry shares."""
+        return self._pools[0].layout.pages_for(len(entry.tokens)) - len(entry.addresses)
+
+    @staticmethod
+    def _settle(kept: _Kept) -> None:
+        """Wait for the copies of an entry, and let go of the device pages."""
+        try:
+            while kept.copies:
+                kept.copies.pop().wait()
+        finally:
+            if kept.source is not None:
+                kept.source.release()
+                kept.source = None
+
+    def _known_blocks(self, entry: Entry) -> list[Block]:
+        """The blocks of the entry's longest beginning that is held already, in order."""
+        known: list[Block] = []
+        for number, address in enumerate(entry.addresses):
+            holder = next(self._index.holders(address), None)
+            if holder is None:
+                break
+            known.append(_block(self._kept[holder].pages, number))
+        return known
+
+    def _refer(self, entry: Entry, pages: HeldPages, known: list[Block]) -> _Kept:
+        tables = [list(table) for table in pages.tables]
+        for number, block in enumerate(known):
+            for table, page in zip(tables, block, strict=True):
+                table[number] = page
+        return _Kept(entry, HeldPages(self._pools, tables, pages.tokens), [], None)
+
+    def _copy(self, entry: Entry, pages: HeldPages, known: list[Block]) -> _Kept:
+        tables: list[list[int]] = [[block[i] for block in known] for i in range(len(self._pools))]
+        fresh: list[tuple[PagePool, int]] = []
+        kept = _Kept(entry, HeldPages(self._pools, [()] * len(self._pools), 0), [], pages.fork(pages.tokens))
+        try:
+            for device, pool, source, table in zip(pages.pools, self._pools, pages.tables, tables, strict=True):
+                for page in source[len(known) :]:
+                    copy = pool.allocate()
+                    fresh.append((pool, copy))
+                    table.append(copy)
+                    kept.copies.append(device.store.download([page], _host(pool, copy).reshape(1, -1)))
+            kept.pages = HeldPages(self._pools, tables, pages.tokens)
+            return kept
+        except OutOfMemory as error:
+            self._settle(kept)
+            raise LevelError(str(error)) from error
+        finally:
+            for pool, page in fresh:
+                pool.release(page)  # where all went well, the handle holds it now
+
+def _ids_bytes(entry: Entry) -> int:
+    return int(entry.tokens.nbytes) + DIGEST_BYTES * len(entry.addresses) + ENTRY_OVERHEAD
+
+
+def _block(pages: HeldPages, number: int) -> Block:
+    return tuple(table[number] for table in pages.tables)
+
+
+def _blocks(pages: HeldPages) -> list[Block]:
+    return list(zip(*pages.tables, strict=True))
+
+
+def _host(pool: PagePool, page: int) -> np.ndarray:
+    view = pool.store.host_view(page)
+    if view is None:
+        raise LevelError("the RAM level's pages are not in host memory")
+    return view
