@@ -30,8 +30,8 @@ def write_gguf(
     """Write a little-endian GGUF file.
 
     :param metadata: str, bool, int (stored as u32, or i32/u64/i64 where the value asks for it), float (f32), numpy
-        scalars and arrays (as their own dtype) and sequences of one of these (an empty one holds strings). ``general.alignment`` is added when
-        ``alignment`` is not 32.
+        scalars and arrays (as their own dtype) and sequences of one of these (an empty one holds strings).
+        ``general.alignment`` is added when ``alignment`` is not 32.
     :param tensors: float32 or float16 arrays, row-major; or ``(type, bytes, shape)`` for any other type, see
         :func:`quantise`.
     :return: ``path``.

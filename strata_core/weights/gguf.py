@@ -94,12 +94,12 @@ class GGUFFile(Lookups):
 
 def _map(path: Path) -> mmap.mmap:
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # looked at before opening: opening a pipe would wait for its writer
+            raise ModelFileError(f"{path}: not a regular file")
+        if status.st_size == 0:
+            raise ModelFileError(f"{path}: the file is empty")
         with path.open("rb") as file:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelFileError(f"{path}: not a regular file")
-            if status.st_size == 0:
-                raise ModelFileError(f"{path}: the file is empty")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise NotFound(f"no such model file: {path}") from error

@@ -94,7 +94,7 @@ class Cursor:
 
     def strings(self, count: int, param: str) -> list[str]:
         """``count`` strings. Vocabularies have 10^5 of them: one tight loop instead of a call per field."""
-        self.check_count(count, 8, "an array of strings whose length is", param)
+        self.check_count(count, 8, f"the length of {param},", param)
         mapping, at, size, unpack = self.mapping, self.at, self.size, _U64.unpack_from
         result: list[str] = []
         append = result.append

@@ -15,6 +15,7 @@ from .tensor import StoredTensor
 
 K = TypeVar("K")
 Opened = TypeVar("Opened", bound="Lookups")
+Entered = TypeVar("Entered", bound="WeightSource")
 
 #: Tensors up to this size are hashed whole; of larger ones the first and last window and these many between.
 _WHOLE = 65_536
@@ -68,7 +69,13 @@ class WeightSource(Protocol):
         """16 bytes that tell these weights from others; see :func:`fingerprint`."""
 
     def close(self) -> None:
-        """Let go of the file. Tensors that are still held keep their part of it mapped."""
+        """Let go of the file. Tensors that are still held keep it mapped."""
+
+    def __enter__(self: Entered) -> Entered: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class Lookups:
