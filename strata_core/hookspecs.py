@@ -8,9 +8,9 @@ Rules that hold for every hook:
 
 * Hooks choose objects, the objects do the work: no hook is called per token, per page or per layer.
 * Only :class:`strata_core.plugins.Plugins` calls hooks, and it calls each plugin's implementation on its own. An
-  exception is logged and counted against that plugin, which is then *failed*: it is not called again and what it had
-  registered is forgotten. Other plugins are not affected. If the user asked for the plugin by name, the error is
-  raised as :class:`strata_core.errors.PluginError` instead.
+  exception is logged and held against that plugin, which is then *failed*: it is not called again and what it had
+  passed to ``register`` is forgotten. Other plugins are not affected. If the user asked for the plugin by name, an
+  error while it loads or registers ends the run with :class:`strata_core.errors.PluginError`.
 * What is passed to ``register`` has a name; a name that another plugin has taken is an error of the second plugin.
 * Vendor libraries are imported inside the factories and probes that need them, never at the top of a plugin module.
 """
