@@ -141,7 +141,7 @@ def _unsupported(
         problems.append(f"no model family for architecture {architecture} is installed (there is: {known})")
     for share in types:
         if not share.readable:
-            problems.append(f"{share.tensors} tensors of type {share.type} cannot be read")
+            problems.append(f"type {share.type} cannot be read (tensors of it: {share.tensors})")
     return problems
 
 
