@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from .app import application
+
 
 @click.command()
 @click.argument("file")
@@ -15,10 +17,9 @@ def inspect(context: click.Context, file: str) -> None:
     """
     from rich.console import Console
 
-    from ..plugins import Plugins
     from ..weights.catalogue import resolve
     from ..weights.inspect import describe, render
 
-    plugins = context.find_object(Plugins) or Plugins.load()
-    architectures = {name for family in plugins.families().values() for name in family.architectures}
+    families = application(context).plugins.families()
+    architectures = {name for family in families.values() for name in family.architectures}
     render(describe(resolve(file), architectures), Console())

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from strata_core.cli.inspect import inspect
-from strata_core.cli.models import models
+from strata_core.cli import main
 from strata_core.errors import ModelFileError, NotFound
 from strata_core.testing.gguf_build import write_gguf
 from strata_core.testing.tiny import CHATML, tiny_llama
@@ -75,15 +74,18 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
         describe(path, set())
 
 
+def strata(*arguments: str) -> str:
+    return CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False).output
+
+
 def test_the_commands_list_and_inspect_installed_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_HOME", str(tmp_path))
-    empty = CliRunner().invoke(models, ["list"], catch_exceptions=False)
-    assert "strata models pull default" in empty.stderr
+    assert "strata models pull default" in strata("models", "list")
     (tmp_path / "models").mkdir()
     tiny_llama(tmp_path / "models" / "tiny.gguf")
-    assert CliRunner().invoke(models, ["list"], catch_exceptions=False).stdout.split() == ["tiny", "0.4", "MiB"]
-    assert "tied output" in CliRunner().invoke(inspect, ["tiny"], catch_exceptions=False).stdout
+    assert strata("models", "list").split() == ["tiny", "0.4", "MiB"]
+    assert "tied output" in strata("inspect", "tiny")
     with pytest.raises(NotFound, match="no model 'other'"):
-        CliRunner().invoke(inspect, ["other"], catch_exceptions=False)
+        strata("inspect", "other")
     with pytest.raises(NotFound, match="to fetch"):
-        CliRunner().invoke(models, ["pull", "other"], catch_exceptions=False)
+        strata("models", "pull", "other")
