@@ -7,7 +7,9 @@ Rows of several sequences share one call: a :class:`Batch` says which rows belon
 positions, and in which pages their K/V live.
 
 Operations that a backend could fuse (`gated_mlp`, `add_linear`, ...) are ordinary methods whose base implementation
-composes the primitives; a backend overrides those it does better. A family always calls the widest form.
+composes the primitives; a backend overrides those it does better. A family always calls the widest form. Projections
+of the same rows (q, k and v; gate and up) are taken in as one stacked matrix, so that what is fused, repacked and how
+much memory it takes is settled while loading and not in the first step.
 
 Ordering. Everything a backend is asked to do happens, as far as later operations can tell, in the order of the calls,
 except page copies between device and host (:meth:`PageStore.download`, :meth:`PageStore.upload`), which return an
@@ -17,7 +19,7 @@ except page copies between device and host (:meth:`PageStore.download`, :meth:`P
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 Array = Any
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Span:
     """Consecutive rows of a batch that belong to one sequence.
 
@@ -49,7 +51,7 @@ class Span:
     tables: tuple[np.ndarray, ...]
 
 
-@attrs.frozen(slots=False)
+@attrs.frozen(slots=False, eq=False)
 class Batch:
     """The rows of one step.
 
@@ -78,7 +80,7 @@ class Batch:
         return np.concatenate([[0], np.cumsum([s.rows for s in self.spans])]).astype(np.int32)
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Rotation:
     """Rotary position embedding of one kind of layer.
 
@@ -134,7 +136,8 @@ class PageStore(ABC):
     """Memory of one pool's pages, in chunks of ``chunk_pages`` pages.
 
     Page ``p`` lives in chunk ``p // chunk_pages``. Chunks come and go; a page of an absent chunk must not be named.
-    New pages hold undefined bytes.
+    New pages hold undefined bytes. While an upload to a page is not done, nothing else may name the page; while a
+    download of it is not done, it may only be read; its chunk must not be dropped before either is done.
     """
 
     layout: PageLayout
@@ -194,8 +197,22 @@ class Backend(ABC):
     # -- memory -------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def matrix(self, tensor: StoredTensor) -> Array:
-        """Take in a weight matrix ``(out_features, in_features)``, as stored or repacked. It is kept by the caller."""
+    def matrix(self, *tensors: StoredTensor) -> Array:
+        """Take in a weight matrix ``(out_features, in_features)``, as stored or repacked.
+
+        Several tensors of equal ``in_features`` are stacked in the order given: one matrix whose ``out_features`` is
+        the sum of theirs. Their types may differ. The caller keeps the result for as long as the model lives.
+
+        :raises OutOfMemory: it does not fit.
+        :raises UnsupportedModel: the backend cannot use a tensor of this type.
+        """
+
+    def table(self, tensor: StoredTensor) -> Array:
+        """Take in an embedding table ``(vocab, width)`` that only :meth:`embed` uses, row by row.
+
+        A table that is also the output projection is taken in once, with :meth:`matrix`.
+        """
+        return self.matrix(tensor)
 
     @abstractmethod
     def vector(self, tensor: StoredTensor) -> Array:
@@ -229,7 +246,8 @@ class Backend(ABC):
 
     @abstractmethod
     def embed(self, step: Any, table: Array, scale: float = 1.0) -> Array:
-        """Rows of ``table`` (a matrix ``(vocab, width)``) for the batch's tokens, times ``scale``: ``(rows, width)``."""
+        """Rows of ``table`` (from :meth:`table` or :meth:`matrix`) of the batch's tokens, times ``scale``:
+        ``(rows, width)``."""
 
     @abstractmethod
     def select_outputs(self, step: Any, x: Array) -> Array:
@@ -237,7 +255,10 @@ class Backend(ABC):
 
     @abstractmethod
     def rope(self, step: Any, x: Array, rotation: Rotation, heads: int) -> Array:
-        """Rotate every head of ``x`` ``(rows, heads * head_dim)`` by its row's position (Su et al. 2021)."""
+        """Rotate every head of ``x`` ``(rows, heads * head_dim)`` by its row's position (Su et al. 2021).
+
+        May reuse the memory of ``x``, which the caller does not use again.
+        """
 
     @abstractmethod
     def attention(
@@ -266,6 +287,12 @@ class Backend(ABC):
         """``x @ weight.T + bias``: ``(rows, in_features)`` to ``(rows, out_features)``."""
 
     @abstractmethod
+    def linear_split(
+        self, x: Array, weight: Array, biases: Sequence[Array | None] | None = None
+    ) -> tuple[Array, ...]:
+        """:meth:`linear`, as one array (and one bias or None) for each tensor that ``weight`` was stacked from."""
+
+    @abstractmethod
     def add(self, x: Array, y: Array) -> Array:
         """Elementwise sum; may reuse the memory of ``x``, which the caller does not use again."""
 
@@ -275,20 +302,17 @@ class Backend(ABC):
 
     # -- wider forms, composed here -----------------------------------------------------------------------------
 
-    def add_linear(self, x: Array, y: Array, weight: Array) -> Array:
-        """Residual: ``x + y @ weight.T``; may reuse the memory of ``x``."""
-        return self.add(x, self.linear(y, weight))
+    def add_linear(self, x: Array, y: Array, weight: Array, bias: Array | None = None) -> Array:
+        """Residual: ``x + y @ weight.T + bias``; may reuse the memory of ``x``."""
+        return self.add(x, self.linear(y, weight, bias))
 
-    def gated_mlp(self, x: Array, gate: Array, up: Array, down: Array, activation: str) -> Array:
-        """``(activation(x @ gate.T) * (x @ up.T)) @ down.T`` (Shazeer 2020)."""
-        return self.linear(self.gated(self.linear(x, gate), self.linear(x, up), activation), down)
+    def gated_mlp(self, x: Array, gate_up: Array, down: Array, activation: str) -> Array:
+        """``(activation(x @ gate.T) * (x @ up.T)) @ down.T`` (Shazeer 2020).
 
-    def qkv(
-        self, x: Array, weights: tuple[Array, Array, Array], biases: tuple[Array | None, Array | None, Array | None]
-    ) -> tuple[Array, Array, Array]:
-        """The three projections of an attention layer."""
-        q, k, v = (self.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
-        return q, k, v
+        :param gate_up: the two matrices, stacked in this order.
+        """
+        gate, up = self.linear_split(x, gate_up)
+        return self.linear(self.gated(gate, up, activation), down)
 
 
 @attrs.frozen
@@ -320,5 +344,5 @@ class BackendFactory:
 
     name: str
     priority: int
-    probe: Any = attrs.field(repr=False)
-    create: Any = attrs.field(repr=False)
+    probe: Callable[[], Probe] = attrs.field(repr=False)
+    create: Callable[[BackendOptions], Backend] = attrs.field(repr=False)
