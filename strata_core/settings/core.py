@@ -191,6 +191,15 @@ class Settings:
     keep_alive_s: float = setting(
         10.0, section=SERVER, minimum=0.1, help="Seconds between comments on a stream that has nothing else to send."
     )
+    drain_s: float = setting(
+        30.0, section=SERVER, minimum=0, maximum=86400, help="Seconds that running requests get to end when the server stops."
+    )
+    server: str = setting(
+        "auto",
+        section=SERVER,
+        choices=("auto", "gunicorn", "waitress"),
+        help="HTTP server; auto takes waitress on Windows and gunicorn elsewhere.",
+    )
     access_log: bool = setting(False, section=SERVER, help="Log every HTTP request.")
 
     temperature: float = setting(

@@ -1,0 +1,87 @@
+"""What the server is doing and keeps: slots, requests, conversations, plugins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import flask
+
+from strata_core.errors import NotFound
+from strata_core.server import common
+from strata_core.server.replies import record_object
+
+if TYPE_CHECKING:
+    from strata_core.engine.stats import ConversationInfo
+
+blueprint = flask.Blueprint("control", __name__)
+
+_PREFIXES = ("chatcmpl-", "cmpl-")
+
+
+@blueprint.get("/slots")
+def slots() -> flask.Response:
+    """Every slot: idle, reading or generating, and how far it is."""
+    return flask.jsonify([attrs.asdict(slot) for slot in common.engine().slots()])
+
+
+@blueprint.get("/v1/requests/<request_id>")
+def show_request(request_id: str) -> flask.Response:
+    """The why-ledger of a request, by the id of its reply or of one of its choices."""
+    for prefix in _PREFIXES:
+        request_id = request_id.removeprefix(prefix)
+    record = common.engine().record(request_id)
+    if record.tenant != common.tenant():
+        # The same words as for an unknown id: that it exists is another tenant's business.
+        raise NotFound(f"request {request_id!r} is not known (any more)", param="id")
+    return flask.jsonify(record_object(record))
+
+
+def _shown(conversation: ConversationInfo) -> dict[str, Any]:
+    return attrs.asdict(conversation, filter=lambda field, _: field.name != "tenant")
+
+
+def _own_conversations() -> dict[str, ConversationInfo]:
+    mine = common.tenant()
+    return {item.id: item for item in common.engine().conversations() if item.tenant == mine}
+
+
+def _find(conversation_id: str) -> ConversationInfo:
+    found = _own_conversations().get(conversation_id)
+    if found is None:
+        raise NotFound(f"conversation {conversation_id!r} is not kept (any more)", param="id")
+    return found
+
+
+@blueprint.get("/v1/conversations")
+def list_conversations() -> flask.Response:
+    """The conversations that are kept, in slots and parked."""
+    return flask.jsonify({"object": "list", "data": [_shown(item) for item in _own_conversations().values()]})
+
+
+@blueprint.get("/v1/conversations/<conversation_id>")
+def show_conversation(conversation_id: str) -> flask.Response:
+    return flask.jsonify(_shown(_find(conversation_id)))
+
+
+@blueprint.post("/v1/conversations/<conversation_id>/pin")
+def pin(conversation_id: str) -> flask.Response:
+    """Never evict it until it is unpinned."""
+    _find(conversation_id)
+    common.engine().pin_conversation(conversation_id, True)
+    return flask.jsonify({"id": conversation_id, "pinned": True})
+
+
+@blueprint.post("/v1/conversations/<conversation_id>/unpin")
+def unpin(conversation_id: str) -> flask.Response:
+    _find(conversation_id)
+    common.engine().pin_conversation(conversation_id, False)
+    return flask.jsonify({"id": conversation_id, "pinned": False})
+
+
+@blueprint.delete("/v1/conversations/<conversation_id>")
+def delete_conversation(conversation_id: str) -> flask.Response:
+    """Forget it. One that is live in a slot stays live until its request has ended."""
+    _find(conversation_id)
+    common.engine().delete_conversation(conversation_id)
+    return flask.jsonify({"id": conversation_id, "deleted": True})

@@ -1,0 +1,3 @@
+"""placeholder until parsers exist"""
+import flask
+blueprint = flask.Blueprint("openai_chat", __name__)
