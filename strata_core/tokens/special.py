@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from tokenizers import AddedToken, Tokenizer, models
 
+from ..errors import InvalidRequest
+
 #: Stands for "text between tokens" in the matcher's own vocabulary; never compared with a text.
 _OUTSIDE = "\0outside"
 
@@ -39,3 +41,13 @@ class SpecialSplitter:
             text[start:end] if token == self._outside else token
             for token, (start, end) in zip(found.ids, found.offsets, strict=True)
         ]
+
+
+def check_unicode(text: str) -> None:
+    """:raises InvalidRequest: the text has an unpaired surrogate (``"\\ud83d"`` alone in JSON makes one)."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"the text has an unpaired surrogate (U+{ord(text[error.start]):04X}) at character {error.start}"
+        ) from error

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from ..errors import InvalidRequest
 from .bpe import ByteLevelBPE
-from .special import SpecialSplitter
+from .special import SpecialSplitter, check_unicode
 from .spm import SentencePieceBPE
+from .standins import ControlTexts
 from .vocabulary import END_OF_TURN, TokenType, Vocabulary
 
 _FINGERPRINT_VERSION = b"strata tokenizer 1"
@@ -154,7 +156,18 @@ class Tokenizer:
         """Id of the token that is stored with exactly this text (control and user-defined ones: as written)."""
         return self._vocabulary.ids.get(text)
 
-    def _assemble(self, pieces: list[str | int]) -> list[int]:
+    def encode_pieces(self, pieces: Sequence[str | int]) -> np.ndarray:
+        """Token ids of plain texts and ids in a row, as :meth:`split_special` gives them: int32 (n,)."""
+        ids: list[str | int] = []
+        for piece in pieces:
+            ids += self._plain_splitter.split(piece) if isinstance(piece, str) else [piece]
+        return np.array(self._assemble(ids), np.int32)
+
+    def special_ids(self, text: str) -> list[int]:
+        """The control and user-defined tokens in a text, in their order."""
+        return [piece for piece in self._splitter.split(text) if isinstance(piece, int)]
+
+    def _assemble(self, pieces: Sequence[str | int]) -> list[int]:
         encoded = iter(self._kind.encode([piece for piece in pieces if isinstance(piece, str)]))
         ids: list[int] = []
         for piece in pieces:
@@ -164,24 +177,14 @@ class Tokenizer:
                 ids.append(piece)
         return ids
 
-    @property
-    def control_texts(self) -> Collection[str]:
-        """Texts that become a control token when they are parsed."""
-        return self._control.keys()
+    @functools.cached_property
+    def control(self) -> ControlTexts:
+        """The texts that become a control token when they are parsed."""
+        return ControlTexts(self._control.keys())
 
     def fingerprint(self) -> bytes:
         """16 bytes over everything that decides which ids a text gets."""
         return self._fingerprint
-
-
-def check_unicode(text: str) -> None:
-    """:raises InvalidRequest: the text has an unpaired surrogate (``"\\ud83d"`` alone in JSON makes one)."""
-    try:
-        text.isascii() or text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"the text has an unpaired surrogate (U+{ord(text[error.start]):04X}) at character {error.start}"
-        ) from error
 
 
 def _end_ids(vocabulary: Vocabulary) -> frozenset[int]:
