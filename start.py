@@ -122,7 +122,7 @@ def install(testing: bool) -> None:
     targets = [f"{ROOT}[test]" if testing else str(ROOT), *map(str, plugins)]
     editable = [argument for target in targets for argument in ("--editable", target)]
     stamp.unlink(missing_ok=True)  # until this has worked, nothing is known of what is installed
-    run([str(python()), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *editable])
+    run([str(python()), "-m", "pip", "install", "-qq", "--disable-pip-version-check", *editable])
     stamp.write_text(wanted[0] if testing else wanted[-1], "utf-8")
 
 
@@ -195,9 +195,10 @@ def needs_default_model(command: str, rest: Sequence[str]) -> bool:
 
 
 def run(command: Sequence[str]) -> None:
-    """Run a step; what it prints is shown."""
+    """Run a step. Its errors and progress bars (standard error) are shown; standard output is the final program's."""
     try:
-        status = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+        nothing = subprocess.DEVNULL
+        status = subprocess.run(command, check=False, stdin=nothing, stdout=nothing).returncode
     except OSError as error:
         raise Failed(f"{command[0]} could not be started: {error}") from error
     if status:

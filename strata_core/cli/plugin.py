@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _COMMANDS = (
     ("chat", "Talk to the model in the terminal."),
     ("inspect", "Show what a model file contains and what is unsupported."),
-    ("models", "List, pull and remove models."),
+    ("models", "List and pull models."),
     ("plugins", "List plugins and backends, and why some are not used."),
     ("serve", "Serve a model over HTTP."),
     ("settings", "Show the effective settings and where each comes from."),
