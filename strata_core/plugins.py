@@ -53,12 +53,17 @@ log = logging.getLogger("strata.plugins")
 
 DEFAULT_PLUGINS = (
     "strata_core.memory.plugin",
+    "strata_core.compute.plugin",
+    "strata_core.models.plugin",
+    "strata_core.store.plugin",
+    "strata_core.conversations.plugin",
     "strata_core.cli.plugin",
 )
 """Modules of the built-in plugins. Each is named after its room: ``strata_core.memory.plugin`` is ``memory``.
 
 They import what they register inside their hook functions, so that ``strata --help`` does not load numpy.
 """
+
 
 @attrs.frozen
 class PluginInfo:

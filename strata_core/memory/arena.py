@@ -39,9 +39,7 @@ class MapBlock(Block):
     :param hugetlb: all of it is on hugetlb pages.
     """
 
-    def __init__(
-        self, memory: mmap.mmap, start: int, nbytes: int, *, transparent: bool = False, hugetlb: bool = False
-    ):
+    def __init__(self, memory: mmap.mmap, start: int, nbytes: int, *, transparent: bool = False, hugetlb: bool = False):
         self.nbytes = nbytes
         self._memory: mmap.mmap | None = memory
         self._array: npt.NDArray[np.uint8] | None = np.frombuffer(memory, np.uint8, nbytes, start)

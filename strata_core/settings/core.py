@@ -113,9 +113,7 @@ class Settings:
         section=CACHE,
         help="RAM that parked conversations may hold: a hard limit; 0 parks nothing in RAM.",
     )
-    conversation_cache_slots: int = setting(
-        64, section=CACHE, minimum=0, help="Most conversations parked in RAM."
-    )
+    conversation_cache_slots: int = setting(64, section=CACHE, minimum=0, help="Most conversations parked in RAM.")
     conversation_cache_min_free_mib: int = setting(
         2560,
         kind=Kind.SIZE,
@@ -183,7 +181,10 @@ class Settings:
         (), section=SERVER, metavar="NAME", help="Further Host names to accept from clients that send no key."
     )
     allowed_origin: tuple[str, ...] = setting(
-        (), section=SERVER, metavar="ORIGIN", help="Further browser origins to accept, for example https://chat.example."
+        (),
+        section=SERVER,
+        metavar="ORIGIN",
+        help="Further browser origins to accept, for example https://chat.example.",
     )
     max_body_mib: int = setting(
         64, kind=Kind.SIZE, section=SERVER, minimum=1, help="Largest request body; larger ones get 413."
@@ -192,7 +193,11 @@ class Settings:
         10.0, section=SERVER, minimum=0.1, help="Seconds between comments on a stream that has nothing else to send."
     )
     drain_s: float = setting(
-        30.0, section=SERVER, minimum=0, maximum=86400, help="Seconds that running requests get to end when the server stops."
+        30.0,
+        section=SERVER,
+        minimum=0,
+        maximum=86400,
+        help="Seconds that running requests get to end when the server stops.",
     )
     server: str = setting(
         "auto",
