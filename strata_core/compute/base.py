@@ -234,6 +234,11 @@ class Backend(ABC):
     def weight_bytes(self) -> int:
         """Bytes that matrices and vectors taken in so far hold, beyond the mapped model file."""
 
+    def free_bytes(self) -> int | None:
+        """Bytes that page stores could still take in this backend's own memory; None (the default) where that is the
+        host's, or cannot be asked."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - nothing to free is a valid backend
         """Free everything. The backend is not used afterwards."""
 

@@ -67,12 +67,15 @@ class Ladder:
         if not self._guards[entry.id]:
             del self._guards[entry.id]
 
-    def find(self, query: Query) -> Found | None:
-        """The entry that shares most; a lower level only where it shares strictly more, ties to the latest used."""
+    def find(self, query: Query, excluded: frozenset[str] = frozenset()) -> Found | None:
+        """The entry that shares most; a lower level only where it shares strictly more, ties to the latest used.
+
+        :param excluded: ids of entries that could not be restored just now.
+        """
         best: Found | None = None
         for level in self.levels:
             try:
-                candidates = level.find(query)
+                candidates = [c for c in level.find(query) if c[0].id not in excluded]
             except LevelError as error:
                 self._trouble(level.name, error)
                 continue
@@ -120,6 +123,14 @@ class Ladder:
         if leaving:
             self._degrade(0, leaving[0], "evicted: memory")
         return bool(leaving)
+
+    def copies(self, conversation: str) -> list[tuple[Level, Entry]]:
+        """All stored copies of a conversation."""
+        return [(lv, e) for lv in self.levels for e in lv.entries() if e.conversation == conversation]
+
+    def busy(self) -> bool:
+        """Whether a level has background work that :meth:`poll` must finish."""
+        return any(level.busy() for level in self.levels)
 
     def poll(self) -> None:
         for level in self.levels:

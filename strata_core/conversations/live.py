@@ -66,6 +66,12 @@ class Live:
             pinned=self.pinned,
         )
 
+    def truncate(self, tokens: int) -> None:
+        """Give up everything behind the first ``tokens`` positions."""
+        self.tokens.truncate(tokens)
+        self._addresses = self._addresses[: tokens // self.page_tokens]
+        self.table.truncate(tokens)
+
     def release(self) -> None:
         """Give all pages back. The conversation is not used afterwards."""
         self.table.truncate(0)

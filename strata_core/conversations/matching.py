@@ -44,26 +44,35 @@ class Candidate:
     found: Found | None = None
 
 
-def best_live(lives: Sequence[tuple[Live, bool]], identity: bytes, prompt: np.ndarray) -> tuple[Live, int] | None:
+@attrs.frozen(eq=False)
+class LiveMatch:
+    """A live conversation and how many tokens of the prompt it offers."""
+
+    live: Live
+    shared: int
+    busy: bool
+
+
+def best_live(lives: Sequence[tuple[Live, bool]], identity: bytes, prompt: np.ndarray) -> LiveMatch | None:
     """The live conversation that shares most with the prompt; ties to the one used last.
 
     :param lives: conversations and whether their slot is busy; a busy one offers complete pages only, since it is
         still writing the last.
     """
-    best: tuple[Live, int] | None = None
+    best: LiveMatch | None = None
     for live, busy in lives:
         if not live.keep or live.identity.digest != identity:
             continue
         shared = common_prefix(live.tokens.view(), prompt)
         if busy:
             shared -= shared % live.page_tokens
-        if shared and (best is None or (shared, live.used) > (best[1], best[0].used)):
-            best = (live, shared)
+        if shared and (best is None or (shared, live.used) > (best.shared, best.live.used)):
+            best = LiveMatch(live, shared, busy)
     return best
 
 
 def choose(
-    live: tuple[Live, int] | None,
+    live: LiveMatch | None,
     found: Found | None,
     prompt: np.ndarray,
     rules: MatchRules,
@@ -74,13 +83,14 @@ def choose(
 
     The last prompt token is always read: it gives the first logits.
     """
-    if found is not None and (live is None or found.shared > live[1]):
+    if found is not None and (live is None or found.shared > live.shared):
         candidate = _candidate(found.level.name, found.entry.tokens, found.shared, prompt, spell, max_context)
         candidate = attrs.evolve(candidate, found=found)
     elif live is not None:
-        tokens = live[0].tokens.view()
-        candidate = _candidate("live", tokens, live[1], prompt, spell, max_context)
-        candidate = attrs.evolve(candidate, live=live[0])
+        # A conversation whose slot is busy offers complete pages only, so its text is not followed further.
+        follow = (lambda _: None) if live.busy else spell
+        candidate = _candidate("live", live.live.tokens.view(), live.shared, prompt, follow, max_context)
+        candidate = attrs.evolve(candidate, live=live.live)
     else:
         return None
     return candidate if rules.allow(candidate.shared, len(candidate.prompt)) else None
@@ -94,7 +104,8 @@ def _candidate(
     spell: Callable[[int], bytes | None],
     max_context: int,
 ) -> Candidate:
-    at = shared if shared < min(len(tokens), len(prompt)) else None
+    differs = shared < min(len(tokens), len(prompt)) and tokens[shared] != prompt[shared]
+    at = shared if differs else None
     if at is not None:
         stored, same = align(tokens, prompt, shared, spell)
         respelled = np.concatenate([tokens[:stored], prompt[same:]])

@@ -25,13 +25,16 @@ class TokenList:
         self._buffer[self._length : needed] = tokens
         self._length = needed
 
+    def truncate(self, length: int) -> None:
+        self._length = min(self._length, length)
+
     def view(self) -> np.ndarray:
         """The ids, int32, without copying; read only by convention."""
         return self._buffer[: self._length]
 
     def frozen(self) -> np.ndarray:
         """An immutable copy."""
-        copy = self.view().copy()
+        copy: np.ndarray = self.view().copy()
         copy.setflags(write=False)
         return copy
 

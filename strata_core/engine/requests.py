@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import attrs
 import numpy as np
@@ -18,8 +19,8 @@ import numpy as np
 from strata_core.errors import InvalidRequest, StrataError
 
 
-def _between(low: float, high: float) -> Callable[[object, attrs.Attribute[float], float | None], None]:
-    def check(_: object, field: attrs.Attribute[float], value: float | None) -> None:
+def _between(low: float, high: float) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    def check(_: object, field: attrs.Attribute[Any], value: float | None) -> None:
         if value is not None and not low <= value <= high:
             raise InvalidRequest(f"{field.name} must be between {low:g} and {high:g}, not {value:g}", param=field.name)
 
@@ -77,6 +78,7 @@ class Request:
     :ivar after: id of a request whose prompt must have been read (or which must have ended) before this one starts:
         choices of one prompt share it this way instead of reading it twice.
     :ivar progress: whether :class:`Progress` events are wanted.
+    :ivar visible: control tokens whose texts are part of the reply nevertheless: markers of tool calls and thinking.
     """
 
     prompt: np.ndarray
@@ -89,12 +91,15 @@ class Request:
     tenant: str = ""
     after: str | None = None
     progress: bool = False
+    visible: frozenset[int] = frozenset()
     id: str = attrs.field(factory=new_request_id)
 
 
 @attrs.frozen
 class Started:
     """The request has a slot, and it is known how much of the prompt need not be read.
+
+    Comes once more, before any text, if what was resumed from proves unusable and the prompt is read from its start.
 
     :ivar cached_tokens: prompt tokens taken from what was computed before: exactly what is skipped.
     :ivar source: where they came from: ``live``, ``ram``, the name of a lower level, or None.
@@ -185,6 +190,7 @@ class RequestRecord:
 
     :ivar reused: tokens by source (``live``, ``ram``, ...).
     :ivar reread: tokens read although they had been computed once, by reason.
+    :ivar why: one phrase on the tokens that were read: ``new text``, ``diverged at position p``, ``never stored`` ...
     :ivar queued_s: from submission to a slot; :ivar read_s: reading the prompt; :ivar generate_s: first to last token.
     """
 
@@ -202,7 +208,30 @@ class RequestRecord:
     read_s: float | None
     generate_s: float | None
     slot: int | None
+    why: str = ""
     tenant: str = ""
+
+    @classmethod
+    def unstarted(cls, handle: RequestHandle, status: str) -> RequestRecord:
+        """The record of a request that ended before it had a slot."""
+        return cls(
+            id=handle.id,
+            status=status,
+            prompt_tokens=len(handle.request.prompt),
+            cached_tokens=0,
+            read_tokens=0,
+            generated_tokens=0,
+            reused={},
+            reread=(),
+            created=handle.created,
+            queued_s=None,
+            restore_s=None,
+            read_s=None,
+            generate_s=None,
+            slot=None,
+            why="never started",
+            tenant=handle.request.tenant,
+        )
 
 
 @attrs.frozen
@@ -225,6 +254,7 @@ class RequestHandle:
         self.request = request
         self.id = request.id
         self.created = time.time()
+        self.submitted = time.monotonic()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._cancelled = threading.Event()
         self._wake = wake

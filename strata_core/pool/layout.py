@@ -100,7 +100,7 @@ class PageLayout:
         """One part of one layer in a stack of pages.
 
         :param pages: uint8 array of shape ``(n, nbytes)``, C-contiguous.
-        :returns: a view of shape ``(n, heads, page_tokens, width)`` in the part's dtype; writing to it writes the pages.
+        :returns: a view ``(n, heads, page_tokens, width)`` in the part's dtype; writing to it writes the pages.
         """
         p = self.layers[layer][part]
         block = pages[:, p.offset : p.offset + p.nbytes(self.page_tokens)]

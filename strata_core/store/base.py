@@ -1,8 +1,8 @@
 """The level contract: where conversations go when they leave their slot.
 
-A level keeps *entries*: immutable copies of one sequence's pages with the token ids they were computed from. Levels form
-a ladder by ``rank`` (RAM first); the coordinator (:mod:`strata_core.conversations.levels`) puts entries in, offers what
-a level must give up to the next one down, and restores from whichever level holds the longest usable prefix.
+A level keeps *entries*: immutable copies of one sequence's pages with the token ids they were computed from. Levels
+form a ladder by ``rank`` (RAM first). The coordinator (:mod:`strata_core.conversations.ladder`) puts entries in, offers
+what a level must give up to the next one down, and restores from whichever holds the longest usable prefix.
 
 What a level must keep to, and what the conformance suite checks:
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -26,8 +26,10 @@ import numpy as np
 if TYPE_CHECKING:
     from strata_core.conversations.identity import Identity
     from strata_core.conversations.index import Query
+    from strata_core.pool.pool import PagePool
     from strata_core.pool.sink import PageSink
     from strata_core.pool.table import HeldPages
+    from strata_core.settings.core import Settings
 
 
 @attrs.frozen(eq=False)
@@ -127,6 +129,10 @@ class Level(ABC):
     def update(self, entry: Entry) -> None:
         """Take over ``used`` and ``pinned`` of an entry with the same id."""
 
+    def busy(self) -> bool:
+        """Whether background work is under way that ``poll`` will have to finish."""
+        return False
+
     def poll(self) -> None:  # noqa: B027 - a level without background work has nothing to finish
         """Called between steps: finish what background work has completed. Never blocks."""
 
@@ -141,14 +147,18 @@ class LevelContext:
     :ivar settings: the effective settings; a plugin reads its own through ``settings.plugin(...)``.
     :ivar identity: what the running engine's K/V are compatible with.
     :ivar page_bytes: bytes of one block of pages (all pools).
-    :ivar host_pools: pools in host memory to keep copies in, or None where the engine's own pool is in host memory.
+    :ivar ram_budget: bytes that parked conversations may hold in RAM, as planned from settings and memory.
+    :ivar pools: the engine's own pools.
+    :ivar host_pools: pools in host memory to keep copies in, or None where the engine's own are in host memory.
     """
 
-    settings: Any
+    settings: Settings
     identity: Identity
     page_tokens: int
     page_bytes: int
-    host_pools: Any = None
+    ram_budget: int
+    pools: tuple[PagePool, ...]
+    host_pools: tuple[PagePool, ...] | None
 
 
 @attrs.frozen

@@ -114,6 +114,9 @@ class RamLevel(Level):
     def update(self, entry: Entry) -> None:
         self._kept[entry.id].entry = entry  # the index goes by tokens and addresses, which are the same
 
+    def busy(self) -> bool:
+        return any(kept.source is not None for kept in self._kept.values())
+
     def poll(self) -> None:
         for kept in self._kept.values():
             if kept.source is not None and all(event.done() for event in kept.copies):

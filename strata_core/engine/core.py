@@ -1,0 +1,349 @@
+"""The engine without its thread: slots, queue, and one step at a time.
+
+Everything here runs on one thread, so nothing is locked. The order of a step is: cancellations, new requests into free
+slots, then one pass through the model over the rows the agenda chose.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from strata_core.conversations.keeper import Keeper
+from strata_core.engine.admission import Admission
+from strata_core.engine.agenda import Reader, share_rows
+from strata_core.engine.logprobs import token_info
+from strata_core.engine.requests import Delta, Failed, Finished, Progress, RequestHandle, RequestRecord, TokenInfo
+from strata_core.engine.slots import Slot, Task
+from strata_core.engine.stats import Counters
+from strata_core.engine.step import Rows, Stepper
+from strata_core.errors import Cancelled, InvalidRequest, NotFound, StrataError
+from strata_core.events import Event, RequestFinished
+from strata_core.models.base import Model
+from strata_core.settings.core import BatchAgenda
+from strata_core.tokens.tokenizer import Tokenizer
+
+log = logging.getLogger("strata.requests")
+
+
+@attrs.frozen
+class CoreOptions:
+    """:ivar parallel: number of slots; :ivar max_context: most tokens of a sequence."""
+
+    parallel: int
+    max_context: int
+    agenda: BatchAgenda = attrs.field(factory=BatchAgenda)
+
+
+class EngineCore:
+    """See the module's docstring.
+
+    :param ended: called with the record of every request that ends, whichever way.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        keeper: Keeper,
+        options: CoreOptions,
+        *,
+        emit: Callable[[Event], None],
+        ended: Callable[[RequestRecord], None],
+    ):
+        self.keeper = keeper
+        self.options = options
+        self.slots = [Slot(number) for number in range(options.parallel)]
+        self.waiting: deque[RequestHandle] = deque()
+        self.counters = Counters()
+        self._tokenizer = tokenizer
+        self._stepper = Stepper(model, [pool.store for pool in keeper.pools], keeper.ladder.shed)
+        self._admission = Admission(keeper, tokenizer, self.slots, options.max_context)
+        self._emit = emit
+        self._ended = ended
+
+    # -- the step -----------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Do what is to be done next. False when there is nothing to do."""
+        self._cancel()
+        self._admit()
+        self.keeper.ladder.poll()
+        parts = self._plan()
+        if not parts:
+            return False
+        start = time.perf_counter()
+        self._stepper.run(parts)
+        elapsed = time.perf_counter() - start
+        self._account(parts, elapsed)
+        for part in parts:
+            if part.slot.task is not None:
+                self._advance(part.slot, part.slot.task, part)
+        self.counters.engine_seconds += time.perf_counter() - start
+        return True
+
+    def _plan(self) -> list[Rows]:
+        decoders = [slot for slot in self.slots if slot.task is not None and slot.task.pending is not None]
+        reading = sorted((s for s in self.slots if s.reading), key=lambda s: s.task.started if s.task else 0.0)
+        readers = [Reader(s.id, len(s.task.prompt) - s.computed, s.task.starved) for s in reading if s.task]
+        agenda = self.options.agenda
+        shares = share_rows(len(decoders), readers, chunk=agenda.chunk, budget=agenda.budget, age=agenda.age)
+        parts = []
+        for slot in decoders:
+            assert slot.task is not None
+            parts.append(Rows(slot, np.array([slot.task.pending], np.int32), True))
+        for slot in reading:
+            task, rows = slot.task, shares.get(slot.id, 0)
+            assert task is not None
+            task.starved = 0 if rows else task.starved + 1
+            if rows:
+                done = slot.computed
+                parts.append(Rows(slot, task.prompt[done : done + rows], done + rows == len(task.prompt)))
+        return parts
+
+    def _account(self, parts: list[Rows], elapsed: float) -> None:
+        counters = self.counters
+        counters.steps += 1
+        computed = [part for part in parts if part.error is None]
+        rows = sum(len(part.tokens) for part in computed)
+        counters.step_rows += rows
+        counters.step_failures = self._stepper.failures
+        read = sum(len(part.tokens) for part in computed if part.slot.reading)
+        counters.read_tokens += read
+        # A mixed step's time is shared out by rows: what a reading slot and a decoding slot each cost is not measured.
+        share = read / rows if rows else 0.0
+        counters.read_seconds += elapsed * share
+        counters.generate_seconds += elapsed * (1 - share)
+
+    def _advance(self, slot: Slot, task: Task, part: Rows) -> None:
+        if part.error is not None:
+            self._failed(slot, task, part.error)
+            return
+        if part.logits is not None:
+            self._generate(slot, task, part.logits)
+        elif task.request.progress:
+            task.handle.put(Progress(slot.computed, len(task.prompt), task.cached))
+
+    def _generate(self, slot: Slot, task: Task, logits: np.ndarray) -> None:
+        request = task.request
+        banned = self._tokenizer.end_ids if request.ignore_eos else frozenset()
+        token = task.sampler.next(logits, banned)
+        task.last_token = time.monotonic()
+        if task.first_token is None:
+            task.first_token = task.last_token
+        task.generated += 1
+        self.counters.generated_tokens += 1
+        if token in self._tokenizer.end_ids and not request.ignore_eos:
+            self._finish(slot, task, "stop")
+            return
+        text = task.text.push(token)
+        infos: tuple[TokenInfo, ...] = ()
+        if request.sampling.logprobs is not None:
+            infos = (token_info(logits, token, request.sampling.logprobs, self._tokenizer),)
+        task.handle.put(Delta(text, (token,), infos))
+        if task.text.stopped is not None:
+            self._finish(slot, task, "stop")
+        elif task.generated >= task.limit:
+            self._finish(slot, task, "length")
+        else:
+            task.pending = token
+
+    # -- beginnings and ends ------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        for handle in list(self.waiting):
+            free = [slot for slot in self.slots if slot.task is None]
+            if not free:
+                return
+            if handle.request.after is not None and self._unread(handle.request.after):
+                continue
+            self.waiting.remove(handle)
+            try:
+                self._admission.start(handle, free)
+            except StrataError as error:
+                handle.put(Failed(error))
+                self._count(RequestRecord.unstarted(handle, error.code))
+
+    def _unread(self, request_id: str) -> bool:
+        """Whether a request still waits or reads its prompt."""
+        if any(handle.id == request_id for handle in self.waiting):
+            return True
+        return any(slot.reading and slot.task is not None and slot.task.handle.id == request_id for slot in self.slots)
+
+    def _cancel(self) -> None:
+        for handle in [h for h in self.waiting if h.cancelled]:
+            self.waiting.remove(handle)
+            record = RequestRecord.unstarted(handle, Cancelled.code)
+            handle.put(Failed(Cancelled("the request was cancelled while it waited"), record))
+            self._count(record)
+        for slot in self.slots:
+            if slot.task is not None and slot.task.handle.cancelled:
+                self._stop(slot, slot.task, Cancelled("the request was cancelled"))
+
+    def _finish(self, slot: Slot, task: Task, reason: str) -> None:
+        rest = task.text.finish()
+        if rest:
+            task.handle.put(Delta(rest))
+        record = task.record(reason, self._read(slot, task))
+        task.handle.put(Finished(reason, task.text.stopped, record))
+        self._vacate(slot)
+        self._count(record)
+
+    def _stop(self, slot: Slot, task: Task, error: StrataError) -> None:
+        """End a request early. What was really computed stays, up to the last complete page."""
+        record = task.record(error.code, self._read(slot, task))
+        if slot.live is not None:
+            slot.live.truncate(slot.computed - slot.computed % slot.live.page_tokens)
+        task.handle.put(Failed(error, record))
+        self._vacate(slot)
+        self._count(record)
+
+    def _failed(self, slot: Slot, task: Task, error: StrataError) -> None:
+        """A step could not compute this request's rows.
+
+        If it resumed from stored K/V and nothing was said yet, those are the first suspects: they are forgotten and
+        the request is read again from the start, once. Otherwise it ends; its K/V are not trusted either way.
+        """
+        assert slot.live is not None
+        suspect = task.cached > 0 and task.generated == 0
+        self.keeper.forget(slot.live, f"damaged: {error.code}")
+        slot.live = None
+        if suspect:
+            log.warning("request %s: %s after resuming %d tokens; reading from 0", task.handle.id, error, task.cached)
+            if task.origin is not None:
+                self.keeper.distrust(task.origin)
+            self._admission.restart(slot, task)
+            return
+        record = task.record(error.code, 0)
+        task.handle.put(Failed(error, record))
+        slot.task = None
+        self._count(record)
+
+    def _vacate(self, slot: Slot) -> None:
+        slot.task = None
+        if slot.live is None:
+            return
+        slot.live.used = time.time()
+        if not slot.live.keep or not slot.computed or not self.keeper.options.enabled:
+            slot.live.release()
+            slot.live = None
+
+    @staticmethod
+    def _read(slot: Slot, task: Task) -> int:
+        """Prompt tokens this request has computed so far."""
+        return max(0, min(slot.computed, len(task.prompt)) - task.cached)
+
+    def _count(self, record: RequestRecord) -> None:
+        counters = self.counters
+        counters.requests[record.status] += 1
+        counters.prompt_tokens += record.prompt_tokens
+        counters.reused.update(record.reused)
+        for reread in record.reread:
+            counters.reread[reread.reason] += reread.tokens
+        log.info("%s", request_line(record))
+        self._ended(record)
+        self._emit(
+            RequestFinished(
+                request_id=record.id,
+                finish_reason=record.status,
+                prompt_tokens=record.prompt_tokens,
+                cached_tokens=record.cached_tokens,
+                generated_tokens=record.generated_tokens,
+                source=next(iter(record.reused), "none"),
+                queue_seconds=record.queued_s or 0.0,
+                prefill_seconds=record.read_s or 0.0,
+                decode_seconds=record.generate_s or 0.0,
+                error=record.status if record.status not in ("stop", "length") else None,
+            )
+        )
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def park_all(self, reason: str) -> None:
+        """Park every live conversation that no request uses."""
+        for slot in self.slots:
+            if slot.live is not None and slot.task is None:
+                self.keeper.park(slot.live, reason)
+                slot.live = None
+
+    def pin(self, conversation: str, pinned: bool) -> None:
+        """Set or clear the pin of all copies of a conversation.
+
+        :raises NotFound: there is none.
+        """
+        lives = [s.live for s in self.slots if s.live is not None and s.live.conversation == conversation]
+        for live in lives:
+            live.pinned = pinned
+        stored = self.keeper.ladder.copies(conversation)
+        for level, entry in stored:
+            level.update(attrs.evolve(entry, pinned=pinned))
+        if not lives and not stored:
+            raise NotFound(f"no conversation {conversation!r} is kept")
+
+    def delete(self, conversation: str) -> None:
+        """Forget all copies of a conversation.
+
+        :raises NotFound: there is none. :raises InvalidRequest: a request is running in it; nothing is deleted.
+        """
+        slots = [s for s in self.slots if s.live is not None and s.live.conversation == conversation]
+        if any(slot.task is not None for slot in slots):
+            raise InvalidRequest(f"conversation {conversation!r} is in use by a running request")
+        stored = self.keeper.ladder.copies(conversation)
+        if not slots and not stored:
+            raise NotFound(f"no conversation {conversation!r} is kept")
+        for slot in slots:
+            assert slot.live is not None
+            self.keeper.forget(slot.live, "deleted")
+            slot.live = None
+        for level, entry in stored:
+            level.remove(entry)
+
+    def working_behind(self) -> bool:
+        """Whether a level still works on something that it must be asked about."""
+        return self.keeper.ladder.busy()
+
+    def close(self) -> None:
+        """Let go of all conversations."""
+        for slot in self.slots:
+            if slot.live is not None:
+                slot.live.release()
+                slot.live = None
+        self.keeper.ladder.close()
+
+    def abort_all(self, error: StrataError) -> None:
+        """End every request, waiting or running."""
+        for handle in self.waiting:
+            record = RequestRecord.unstarted(handle, error.code)
+            handle.put(Failed(error, record))
+            self._count(record)
+        self.waiting.clear()
+        for slot in self.slots:
+            if slot.task is not None:
+                self._stop(slot, slot.task, error)
+
+
+def request_line(record: RequestRecord) -> str:
+    """A request in one line: where its prompt came from, what was read and generated, how fast, and why."""
+    sources = ", ".join(record.reused) or "none"
+    line = f"prompt {record.prompt_tokens} = {record.cached_tokens} reused ({sources}) + {record.read_tokens} read"
+    if record.read_s is not None:
+        line += f" in {1e3 * record.read_s:.0f} ms ({_rate(record.read_tokens, record.read_s)})"
+    line += f", {record.generated_tokens} generated"
+    if record.generate_s is not None:
+        # The first token comes with the prompt; the time from it to the last is that of all the others.
+        line += f" in {1e3 * record.generate_s:.0f} ms ({_rate(record.generated_tokens - 1, record.generate_s)})"
+    if record.reread:
+        parts = ", ".join(f"{reread.tokens} {reread.reason}" for reread in record.reread)
+        line += f"; reread because {parts}"
+    elif record.why:
+        line += f"; {record.why}"
+    return line if record.status in ("stop", "length") else f"{line}; {record.status}"
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / seconds:.1f} tok/s" if tokens > 0 and seconds > 0 else "- tok/s"

@@ -1,0 +1,208 @@
+"""From settings to a running engine: model file, backend, memory plan, pools, levels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from strata_core.compute.base import Backend, BackendOptions
+from strata_core.compute.reference.pages import NumpyPageStore
+from strata_core.conversations.identity import Identity
+from strata_core.conversations.keeper import Keeper, KeeperOptions
+from strata_core.conversations.matching import MatchRules
+from strata_core.engine.core import CoreOptions
+from strata_core.engine.engine import Engine, Parts
+from strata_core.engine.plan import MemoryPlan, plan_memory
+from strata_core.errors import SettingsError
+from strata_core.events import EventDispatcher
+from strata_core.memory.base import Arena
+from strata_core.models.base import Model, ModelOptions
+from strata_core.models.load import load_model
+from strata_core.pool.pool import PagePool, chunk_pages_for
+from strata_core.store.base import Level, LevelContext
+from strata_core.tokens.template import ChatTemplate
+from strata_core.tokens.tokenizer import Tokenizer
+from strata_core.weights.catalogue import resolve
+from strata_core.weights.shards import open_model
+from strata_core.weights.source import WeightSource
+
+if TYPE_CHECKING:
+    from strata_core.plugins import Plugins
+    from strata_core.settings.core import Settings
+
+log = logging.getLogger("strata.engine")
+
+Progress = Callable[[str, float], None]
+
+
+@attrs.define
+class _Undo:
+    """What has been opened so far, to be closed in reverse: on failure here, else when the engine closes."""
+
+    actions: list[Callable[[], None]] = attrs.field(factory=list)
+
+    def run(self) -> None:
+        while self.actions:
+            self.actions.pop()()
+
+
+def open_engine(settings: Settings, plugins: Plugins, progress: Progress) -> Engine:
+    """See :meth:`strata_core.engine.engine.Engine.open`."""
+    undo = _Undo()
+    try:
+        return _open(settings, plugins, progress, undo)
+    except BaseException:
+        undo.run()
+        raise
+
+
+def _open(settings: Settings, plugins: Plugins, progress: Progress, undo: _Undo) -> Engine:
+    progress("opening the model", 0.0)
+    path = resolve(settings.model)
+    source = open_model(path)
+    undo.actions.append(source.close)
+    tokenizer = Tokenizer.from_metadata(source.metadata)
+    template = ChatTemplate.from_metadata(source.metadata, tokenizer, settings.chat_template_file)
+    memory = plugins.choose_memory()
+    arena = memory.arena(settings.large_pages)  # type: ignore[arg-type]  # the settings table allows its words only
+    backend: Backend = plugins.choose_backend(settings.backend).create(BackendOptions(settings.threads))
+    undo.actions.append(backend.close)
+    families = plugins.families().values()
+    model = load_model(source, backend, families, _model_options(settings), lambda f: progress("loading weights", f))
+    progress("planning memory", 1.0)
+    kv_type = _kv_type(settings.kv, backend)
+    layouts = model.layouts(kv_type, settings.page_tokens)
+    available = memory.probe().available
+    plan = plan_memory(
+        settings,
+        block_bytes=sum(layout.nbytes for layout in layouts),
+        model_context=model.geometry.context,
+        available=available if backend.host_memory else backend.free_bytes(),
+        host_available=available,
+        host_memory=backend.host_memory,
+    )
+    for line in plan.notes:
+        log.info("%s", line)
+    pools = _pools(model, backend, arena, kv_type, settings.page_tokens, plan.device_pages, undo)
+    identity = _identity(source, model, tokenizer, kv_type, settings.page_tokens)
+    host_pools = None if backend.host_memory else _host_pools(pools, arena, plan, undo)
+    context = LevelContext(
+        settings=settings,
+        identity=identity,
+        page_tokens=settings.page_tokens,
+        page_bytes=sum(layout.nbytes for layout in layouts),
+        ram_budget=plan.ram_budget,
+        pools=tuple(pools),
+        host_pools=host_pools,
+    )
+    levels = _levels(plugins, context) if settings.conversation_cache else []
+    dispatcher = EventDispatcher(plugins.observe)
+    undo.actions.append(dispatcher.close)
+    keeper = Keeper(
+        identity,
+        pools,
+        levels,
+        _keeper_options(settings),
+        copies=host_pools is not None,
+        max_context=plan.max_context,
+        spell=lambda token: None if tokenizer.is_control(token) else tokenizer.token_bytes(token),
+        available=lambda: memory.probe().available,
+        admit=plugins.admit,
+        emit=dispatcher.emit,
+    )
+    parts = Parts(
+        name=settings.alias[0] if settings.alias else _model_name(path),
+        aliases=settings.alias or (_model_name(path),),
+        model=model,
+        tokenizer=tokenizer,
+        template=template,
+        keeper=keeper,
+        weights_bytes=backend.weight_bytes(),
+        facts={
+            "backend": backend.name,
+            "kv": kv_type,
+            "page_tokens": settings.page_tokens,
+            "page_bytes": context.page_bytes,
+            "ram_budget": plan.ram_budget,
+            "architecture": model.geometry.architecture,
+            "identity": identity.digest.hex(),
+            "model_path": str(path),
+        },
+        emit=dispatcher.emit,
+        close=undo.run,
+    )
+    core = CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda)
+    return Engine(parts, core, queue=settings.queue)
+
+
+def _model_options(settings: Settings) -> ModelOptions:
+    return ModelOptions(
+        rope_scaling=None if settings.rope_scaling == "model" else settings.rope_scaling,
+        rope_freq_base=settings.rope_freq_base or None,
+        rope_scale=settings.rope_scale or None,
+    )
+
+
+def _kv_type(wanted: str, backend: Backend) -> str:
+    if wanted == "auto":
+        return backend.kv_types[0]
+    if wanted not in backend.kv_types:
+        raise SettingsError(
+            f"backend {backend.name!r} has no K/V type {wanted!r}; it has {', '.join(backend.kv_types)}", param="kv"
+        )
+    return wanted
+
+
+def _pools(
+    model: Model, backend: Backend, arena: Arena, kv_type: str, page_tokens: int, pages: int, undo: _Undo
+) -> list[PagePool]:
+    pools = []
+    for layout in model.layouts(kv_type, page_tokens):
+        store = backend.page_store(layout, chunk_pages_for(layout), arena)
+        undo.actions.append(store.close)
+        pools.append(PagePool(store, pages))
+    return pools
+
+
+def _host_pools(pools: list[PagePool], arena: Arena, plan: MemoryPlan, undo: _Undo) -> tuple[PagePool, ...]:
+    """Pools in host memory for parked copies of a device's pages, as many as the budget allows."""
+    hosts = []
+    for pool in pools:
+        store = NumpyPageStore(pool.layout, chunk_pages_for(pool.layout), arena)
+        undo.actions.append(store.close)
+        hosts.append(PagePool(store, plan.host_pages))
+    return tuple(hosts)
+
+
+def _identity(source: WeightSource, model: Model, tokenizer: Tokenizer, kv_type: str, page_tokens: int) -> Identity:
+    return Identity.of(
+        {
+            "weights": source.fingerprint(),
+            "tokenizer": tokenizer.fingerprint(),
+            "kv": kv_type,
+            "page_tokens": page_tokens,
+            **model.identity(),
+        }
+    )
+
+
+def _levels(plugins: Plugins, context: LevelContext) -> list[Level]:
+    made = (factory.create(context) for factory in plugins.levels().values())
+    return [level for level in made if level is not None]
+
+
+def _keeper_options(settings: Settings) -> KeeperOptions:
+    return KeeperOptions(
+        enabled=settings.conversation_cache,
+        parking_floor=settings.conversation_cache_min_free_mib << 20,
+        transient_floor=settings.conversation_cache_park_min_free_mib << 20,
+        rules=MatchRules(settings.conversation_cache_similarity, settings.conversation_cache_n_min),
+    )
+
+
+def _model_name(path: Path) -> str:
+    return path.stem

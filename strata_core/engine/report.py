@@ -1,0 +1,111 @@
+"""Snapshots of the engine for other threads. Engine thread only; what is returned is immutable."""
+
+from __future__ import annotations
+
+import time
+
+from strata_core.engine.core import EngineCore
+from strata_core.engine.slots import Slot
+from strata_core.engine.stats import ConversationInfo, EngineStats, LevelInfo, SlotInfo
+
+
+def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
+    """Counters and gauges now."""
+    counters, keeper = core.counters, core.keeper
+    ladder = keeper.ladder
+    ram = next((level.usage() for level in ladder.levels if level.rank == 0), None)
+    return EngineStats(
+        requests_total=dict(counters.requests),
+        requests_cancelled=counters.requests["cancelled"],
+        queued=len(core.waiting),
+        running=sum(slot.task is not None for slot in core.slots),
+        prompt_tokens_total=counters.prompt_tokens,
+        read_tokens_total=counters.read_tokens,
+        generated_tokens_total=counters.generated_tokens,
+        reused_tokens_total=dict(counters.reused),
+        reread_tokens_total=dict(counters.reread),
+        parked=ram.entries if ram else 0,
+        parked_bytes=ram.bytes if ram else 0,
+        park_budget=ram.max_bytes if ram else None,
+        evictions=ladder.counts["evictions"],
+        discards=keeper.discards,
+        demotions=ladder.counts["demotions"],
+        superseded=ladder.counts["superseded"],
+        restore_failures=keeper.restore_failures,
+        pool_pages_used=sum(pool.used for pool in keeper.pools),
+        pool_pages_total=sum(pool.max_pages for pool in keeper.pools),
+        pool_bytes=sum(pool.nbytes for pool in keeper.pools),
+        weights_bytes=weights_bytes,
+        steps_total=counters.steps,
+        step_rows_total=counters.step_rows,
+        step_failures=counters.step_failures,
+        read_seconds=counters.read_seconds,
+        generate_seconds=counters.generate_seconds,
+        engine_seconds=counters.engine_seconds,
+        slots=tuple(_slot_info(slot, core.options.max_context) for slot in core.slots),
+        levels=level_infos(core),
+    )
+
+
+def level_infos(core: EngineCore) -> tuple[LevelInfo, ...]:
+    """Fill of every level, RAM first."""
+    infos = []
+    for level in core.keeper.ladder.levels:
+        usage = level.usage()
+        infos.append(
+            LevelInfo(level.name, level.rank, usage.bytes, usage.entries, usage.max_bytes, usage.max_entries)
+        )
+    return tuple(infos)
+
+
+def conversations(core: EngineCore) -> list[ConversationInfo]:
+    """Live conversations that may be resumed, and stored entries; the most recently used first."""
+    block = sum(pool.layout.nbytes for pool in core.keeper.pools)
+    pages_for = core.keeper.pools[0].layout.pages_for
+    found = []
+    for slot in core.slots:
+        live = slot.live
+        if live is not None and live.keep:
+            tokens = len(live.tokens)
+            found.append(
+                ConversationInfo(
+                    live.conversation, f"slot {slot.id}", tokens, pages_for(tokens) * block, live.created, live.used,
+                    live.pinned, live.tenant,
+                )
+            )
+    for level in core.keeper.ladder.levels:
+        for entry in level.entries():
+            tokens = len(entry.tokens)
+            found.append(
+                ConversationInfo(
+                    entry.conversation, level.name, tokens, pages_for(tokens) * block, entry.created, entry.used,
+                    entry.pinned, entry.tenant,
+                )
+            )
+    return sorted(found, key=lambda info: -info.used)
+
+
+def _slot_info(slot: Slot, context: int) -> SlotInfo:
+    task = slot.task
+    read_rate = generate_rate = None
+    if task is not None:
+        now = time.monotonic()
+        read = min(slot.computed, len(task.prompt)) - task.cached
+        reading_s = (task.first_token or now) - task.started
+        if read > 0 and reading_s > 0:
+            read_rate = read / reading_s
+        if task.generated > 1 and task.first_token is not None and task.last_token is not None:
+            spent = task.last_token - task.first_token
+            generate_rate = (task.generated - 1) / spent if spent > 0 else None
+    return SlotInfo(
+        id=slot.id,
+        state="idle" if task is None else "reading" if slot.reading else "generating",
+        request_id=task.handle.id if task else None,
+        conversation=slot.live.conversation if slot.live else None,
+        tokens=slot.computed,
+        prompt_tokens=len(task.prompt) if task else None,
+        generated=task.generated if task else None,
+        context=context,
+        read_rate=read_rate,
+        generate_rate=generate_rate,
+    )

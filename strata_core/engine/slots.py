@@ -1,0 +1,98 @@
+"""Slots and the requests that run in them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import attrs
+import numpy as np
+
+from strata_core.conversations.index import Query
+from strata_core.conversations.ladder import Found
+from strata_core.conversations.live import Live
+from strata_core.engine.requests import Request, RequestHandle, RequestRecord, Reread
+from strata_core.engine.sampling import Sampler
+from strata_core.engine.text import ReplyText
+
+
+@attrs.define(eq=False)
+class Task:
+    """A request in a slot.
+
+    :ivar prompt: ids to read: the request's, or a respelling that a text match gave.
+    :ivar limit: most tokens it may generate.
+    :ivar pending: the token sampled last, whose K/V the next step computes; None while the prompt is read.
+    :ivar origin: the stored entry it resumed from, if any: suspect if its first step fails.
+    :ivar starved: steps in a row in which it got no prompt rows.
+    """
+
+    handle: RequestHandle
+    prompt: np.ndarray
+    query: Query
+    limit: int
+    sampler: Sampler
+    text: ReplyText
+    slot: int
+    cached: int = 0
+    generated: int = 0
+    pending: int | None = None
+    starved: int = 0
+    origin: Found | None = None
+    reused: Counter[str] = attrs.field(factory=Counter)
+    reread: tuple[Reread, ...] = ()
+    why: str = ""
+    restore_s: float | None = None
+    started: float = attrs.field(factory=time.monotonic)
+    first_token: float | None = None
+    last_token: float | None = None
+
+    @property
+    def request(self) -> Request:
+        return self.handle.request
+
+    def record(self, status: str, read: int) -> RequestRecord:
+        """The ledger of this request as it is now; ``read`` prompt tokens were computed."""
+        now = time.monotonic()
+        until = self.first_token if self.first_token is not None else now
+        generate = (
+            self.last_token - self.first_token
+            if self.first_token is not None and self.last_token is not None
+            else None
+        )
+        return RequestRecord(
+            id=self.handle.id,
+            status=status,
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached,
+            read_tokens=read,
+            generated_tokens=self.generated,
+            reused=dict(self.reused),
+            reread=self.reread,
+            created=self.handle.created,
+            queued_s=self.started - self.handle.submitted,
+            restore_s=self.restore_s,
+            read_s=until - self.started,
+            generate_s=generate,
+            slot=self.slot,
+            why=self.why,
+            tenant=self.request.tenant,
+        )
+
+
+@attrs.define(eq=False)
+class Slot:
+    """A place for one sequence: what it holds, and the request that runs there. Empty: neither."""
+
+    id: int
+    live: Live | None = None
+    task: Task | None = None
+
+    @property
+    def reading(self) -> bool:
+        return self.task is not None and self.task.pending is None
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose K/V the slot holds."""
+        return 0 if self.live is None else len(self.live.tokens)

@@ -1,0 +1,114 @@
+"""What the engine reports of itself: immutable snapshots, published after every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import attrs
+
+
+@attrs.frozen
+class SlotInfo:
+    """One slot now. ``state`` is ``idle``, ``reading`` or ``generating``; ``tokens`` are computed and resumable.
+
+    :ivar read_rate: prompt tokens per second of the running request so far; None before that is measured.
+    :ivar generate_rate: the same of generated tokens.
+    """
+
+    id: int
+    state: str
+    request_id: str | None
+    conversation: str | None
+    tokens: int
+    prompt_tokens: int | None
+    generated: int | None
+    context: int
+    read_rate: float | None = None
+    generate_rate: float | None = None
+
+
+@attrs.frozen
+class ConversationInfo:
+    """A conversation that can be resumed. ``place`` is ``slot N`` or the name of a level; ``nbytes`` counts its pages,
+    shared ones in full."""
+
+    id: str
+    place: str
+    tokens: int
+    nbytes: int
+    created: float
+    used: float
+    pinned: bool
+    tenant: str
+
+
+@attrs.frozen
+class LevelInfo:
+    """Fill of a level; bounds are None where there are none."""
+
+    name: str
+    rank: int
+    bytes: int
+    entries: int
+    max_bytes: int | None
+    max_entries: int | None
+
+
+@attrs.frozen
+class EngineStats:
+    """Counters since the start and gauges of now. Tokens, bytes, seconds. None: not measured.
+
+    :ivar requests_total: ended requests by status (``stop``, ``length``, ``cancelled``, or the code of an error).
+    :ivar reused_tokens_total: prompt tokens that were not read, by source; :ivar reread_tokens_total: tokens read
+        although they had been computed once, by reason.
+    :ivar step_rows_total: rows computed, prompt and decode together.
+    """
+
+    requests_total: Mapping[str, int]
+    requests_cancelled: int
+    queued: int
+    running: int
+    prompt_tokens_total: int
+    read_tokens_total: int
+    generated_tokens_total: int
+    reused_tokens_total: Mapping[str, int]
+    reread_tokens_total: Mapping[str, int]
+    parked: int
+    parked_bytes: int
+    park_budget: int | None
+    evictions: int
+    discards: int
+    demotions: int
+    superseded: int
+    restore_failures: int
+    pool_pages_used: int
+    pool_pages_total: int
+    pool_bytes: int
+    weights_bytes: int
+    steps_total: int
+    step_rows_total: int
+    step_failures: int
+    read_seconds: float
+    generate_seconds: float
+    engine_seconds: float
+    slots: tuple[SlotInfo, ...] = ()
+    levels: tuple[LevelInfo, ...] = ()
+
+
+@attrs.define
+class Counters:
+    """The engine thread's running totals; names as in :class:`EngineStats`."""
+
+    requests: Counter[str] = attrs.field(factory=Counter)
+    prompt_tokens: int = 0
+    read_tokens: int = 0
+    generated_tokens: int = 0
+    reused: Counter[str] = attrs.field(factory=Counter)
+    reread: Counter[str] = attrs.field(factory=Counter)
+    steps: int = 0
+    step_rows: int = 0
+    step_failures: int = 0
+    read_seconds: float = 0.0
+    generate_seconds: float = 0.0
+    engine_seconds: float = 0.0

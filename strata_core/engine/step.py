@@ -1,0 +1,103 @@
+"""One step: rows of several slots through the model, and what to do when that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+
+from strata_core.compute.base import Batch, PageStore, Span
+from strata_core.engine.slots import Slot
+from strata_core.errors import BackendError, OutOfMemory, StrataError
+from strata_core.models.base import Model
+
+log = logging.getLogger("strata.engine")
+
+
+@attrs.define(eq=False)
+class Rows:
+    """A slot's part of a step: the ids to compute, and whether logits of the last one are wanted.
+
+    :ivar logits: float32 ``(vocab,)`` after the step, where wanted; :ivar error: why there are none.
+    """
+
+    slot: Slot
+    tokens: np.ndarray
+    wanted: bool
+    logits: np.ndarray | None = None
+    error: StrataError | None = None
+
+
+class Stepper:
+    """Runs steps.
+
+    :param shed: frees memory by letting a parked conversation go; False when there is none left to let go.
+    """
+
+    def __init__(self, model: Model, stores: Sequence[PageStore], shed: Callable[[], bool]):
+        self._model = model
+        self._stores = tuple(stores)
+        self._shed = shed
+        self.failures = 0
+
+    def run(self, parts: Sequence[Rows]) -> None:
+        """Compute all parts together, append their ids to the slots' tokens, and set ``logits``.
+
+        A part that fails gets ``error`` instead and its slot's tokens stay as they were. When the whole step fails,
+        every part is tried alone, so that a request which cannot be computed does not take others with it.
+        """
+        ready = [part for part in parts if self._prepare(part)]
+        if not ready:
+            return
+        error = self._forward(ready)
+        if error is None:
+            return
+        for part in ready:
+            part.error = self._forward([part]) if len(ready) > 1 else error
+
+    def _prepare(self, part: Rows) -> bool:
+        live = part.slot.live
+        assert live is not None
+        while True:
+            try:
+                live.table.prepare(len(live.tokens), len(part.tokens))
+                return True
+            except OutOfMemory as error:
+                if not self._shed():
+                    part.error = error
+                    return False
+
+    def _forward(self, parts: Sequence[Rows]) -> StrataError | None:
+        try:
+            logits = self._model.forward(_batch(parts), self._stores)
+            if not np.isfinite(logits.max(axis=-1)).all():
+                raise BackendError("the model's output is not a number")
+        except Exception as error:
+            # Whatever a backend throws, the engine and other requests go on.
+            self.failures += 1
+            log.exception("a step of %d rows failed", sum(len(p.tokens) for p in parts))
+            return error if isinstance(error, StrataError) else BackendError(f"{type(error).__name__}: {error}")
+        wanted = iter(logits)
+        for part in parts:
+            assert part.slot.live is not None
+            part.slot.live.tokens.extend(part.tokens)
+            part.logits = next(wanted) if part.wanted else None
+        return None
+
+
+def _batch(parts: Sequence[Rows]) -> Batch:
+    spans = []
+    outputs = []
+    row = 0
+    for part in parts:
+        live = part.slot.live
+        assert live is not None
+        start, rows = len(live.tokens), len(part.tokens)
+        spans.append(Span(start, rows, live.table.arrays(start + rows)))
+        row += rows
+        if part.wanted:
+            outputs.append(row - 1)
+    tokens = np.concatenate([part.tokens for part in parts]).astype(np.int32)
+    return Batch(tokens, tuple(spans), np.array(outputs, np.int32))
