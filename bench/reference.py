@@ -10,37 +10,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 
 import numpy as np
 
-from strata_core.compute import plugin as builtin_backends
-from strata_core.compute.base import Backend, BackendFactory, BackendOptions, Batch, PageStore, Span
+from strata_core.compute.base import BackendOptions, Batch, PageStore, Span
 from strata_core.memory.arena import PortableArena
 from strata_core.models.base import Model, ModelOptions
 from strata_core.models.load import load_model
-from strata_core.models.plugin import FAMILIES
+from strata_core.plugins import Plugins
 from strata_core.weights.gguf import GGUFFile
 
 PAGE, CHUNK, DECODED = 32, 512, 16
-
-
-def backend_named(name: str) -> Backend:
-    """The backend of this name among the built-in and installed ones."""
-    factories: dict[str, BackendFactory] = {}
-
-    def register(factory: BackendFactory) -> None:
-        factories[factory.name] = factory
-
-    builtin_backends.strata_register_backends(register)
-    if name not in factories:
-        from strata_core.plugins import Plugins
-
-        factories.update({factory.name: factory for factory in Plugins().backends()})
-    if name not in factories:
-        sys.exit(f"no backend {name!r}; there are: {', '.join(sorted(factories))}")
-    return factories[name].create(BackendOptions())
 
 
 def step(model: Model, stores: list[PageStore], tokens: np.ndarray, start: int, table: np.ndarray) -> np.ndarray:
@@ -67,8 +48,9 @@ def main() -> None:
 
     began = time.perf_counter()
     source = GGUFFile.open(args.model)
-    backend = backend_named(args.backend)
-    model = load_model(source, backend, FAMILIES, ModelOptions())
+    plugins = Plugins.load()
+    backend = plugins.choose_backend(args.backend).create(BackendOptions())
+    model = load_model(source, backend, plugins.families().values(), ModelOptions())
     loaded = time.perf_counter()
     layout = model.layouts(args.kv or backend.kv_types[0], PAGE)[0]
     pages = layout.pages_for(2048 + DECODED + 1)
