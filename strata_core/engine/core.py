@@ -66,6 +66,7 @@ class EngineCore:
         self._admission = Admission(keeper, tokenizer, self.slots, options.max_context)
         self._emit = emit
         self._ended = ended
+        self._last: list[tuple[RequestHandle, Finished | Failed, RequestRecord]] = []
 
     # -- the step -----------------------------------------------------------------------------------------------
 
@@ -166,8 +167,8 @@ class EngineCore:
             try:
                 self._admission.start(handle, free)
             except StrataError as error:
-                handle.put(Failed(error))
-                self._count(RequestRecord.unstarted(handle, error.code))
+                record = RequestRecord.unstarted(handle, error.code)
+                self._end(handle, Failed(error, record), record)
 
     def _unread(self, request_id: str) -> bool:
         """Whether a request still waits or reads its prompt."""
@@ -179,8 +180,7 @@ class EngineCore:
         for handle in [h for h in self.waiting if h.cancelled]:
             self.waiting.remove(handle)
             record = RequestRecord.unstarted(handle, Cancelled.code)
-            handle.put(Failed(Cancelled("the request was cancelled while it waited"), record))
-            self._count(record)
+            self._end(handle, Failed(Cancelled("the request was cancelled while it waited"), record), record)
         for slot in self.slots:
             if slot.task is not None and slot.task.handle.cancelled:
                 self._stop(slot, slot.task, Cancelled("the request was cancelled"))
@@ -190,18 +190,16 @@ class EngineCore:
         if rest:
             task.handle.put(Delta(rest))
         record = task.record(reason, self._read(slot, task))
-        task.handle.put(Finished(reason, task.text.stopped, record))
         self._vacate(slot)
-        self._count(record)
+        self._end(task.handle, Finished(reason, task.text.stopped, record), record)
 
     def _stop(self, slot: Slot, task: Task, error: StrataError) -> None:
         """End a request early. What was really computed stays, up to the last complete page."""
         record = task.record(error.code, self._read(slot, task))
         if slot.live is not None:
             slot.live.truncate(slot.computed - slot.computed % slot.live.page_tokens)
-        task.handle.put(Failed(error, record))
         self._vacate(slot)
-        self._count(record)
+        self._end(task.handle, Failed(error, record), record)
 
     def _failed(self, slot: Slot, task: Task, error: StrataError) -> None:
         """A step could not compute this request's rows.
@@ -220,9 +218,8 @@ class EngineCore:
             self._admission.restart(slot, task)
             return
         record = task.record(error.code, 0)
-        task.handle.put(Failed(error, record))
         slot.task = None
-        self._count(record)
+        self._end(task.handle, Failed(error, record), record)
 
     def _vacate(self, slot: Slot) -> None:
         slot.task = None
@@ -238,7 +235,16 @@ class EngineCore:
         """Prompt tokens this request has computed so far."""
         return max(0, min(slot.computed, len(task.prompt)) - task.cached)
 
-    def _count(self, record: RequestRecord) -> None:
+    def deliver(self) -> None:
+        """Hand out the last events of requests that ended. Called when everything that others can see of the engine
+        is up to date, so that who has seen the end of a request also sees it counted."""
+        ended, self._last = self._last, []
+        for handle, event, record in ended:
+            self._ended(record)
+            handle.put(event)
+
+    def _end(self, handle: RequestHandle, event: Finished | Failed, record: RequestRecord) -> None:
+        self._last.append((handle, event, record))
         counters = self.counters
         counters.requests[record.status] += 1
         counters.prompt_tokens += record.prompt_tokens
@@ -246,7 +252,6 @@ class EngineCore:
         for reread in record.reread:
             counters.reread[reread.reason] += reread.tokens
         log.info("%s", request_line(record))
-        self._ended(record)
         self._emit(
             RequestFinished(
                 request_id=record.id,
@@ -319,8 +324,7 @@ class EngineCore:
         """End every request, waiting or running."""
         for handle in self.waiting:
             record = RequestRecord.unstarted(handle, error.code)
-            handle.put(Failed(error, record))
-            self._count(record)
+            self._end(handle, Failed(error, record), record)
         self.waiting.clear()
         for slot in self.slots:
             if slot.task is not None:

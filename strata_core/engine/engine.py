@@ -290,10 +290,14 @@ class Engine:
             if closing:
                 break
             busy = self._step()
-            self._stats = snapshot(self._core, self._parts.weights_bytes)
+            self._publish()
         self._core.abort_all(Overloaded("the engine was closed"))
         self._core.close()
+        self._publish()
+
+    def _publish(self) -> None:
         self._stats = snapshot(self._core, self._parts.weights_bytes)
+        self._core.deliver()
 
     def _has_mail(self) -> bool:
         cancelled = any(h.cancelled for h in self._core.waiting)

@@ -52,15 +52,26 @@ class _Undo:
 
 def open_engine(settings: Settings, plugins: Plugins, progress: Progress) -> Engine:
     """See :meth:`strata_core.engine.engine.Engine.open`."""
+    parts, options = assemble(settings, plugins, progress)
+    return Engine(parts, options, queue=settings.queue)
+
+
+def assemble(settings: Settings, plugins: Plugins, progress: Progress) -> tuple[Parts, CoreOptions]:
+    """Everything an engine is made of, opened and planned. The caller calls ``Parts.close`` in the end.
+
+    :raises StrataError: the model, backend or memory is not to be had; nothing stays open.
+    """
     undo = _Undo()
     try:
-        return _open(settings, plugins, progress, undo)
+        return _assemble(settings, plugins, progress, undo)
     except BaseException:
         undo.run()
         raise
 
 
-def _open(settings: Settings, plugins: Plugins, progress: Progress, undo: _Undo) -> Engine:
+def _assemble(
+    settings: Settings, plugins: Plugins, progress: Progress, undo: _Undo
+) -> tuple[Parts, CoreOptions]:
     progress("opening the model", 0.0)
     path = resolve(settings.model)
     source = open_model(path)
@@ -135,8 +146,7 @@ def _open(settings: Settings, plugins: Plugins, progress: Progress, undo: _Undo)
         emit=dispatcher.emit,
         close=undo.run,
     )
-    core = CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda)
-    return Engine(parts, core, queue=settings.queue)
+    return parts, CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda)
 
 
 def _model_options(settings: Settings) -> ModelOptions:
