@@ -41,27 +41,29 @@ def _shown(conversation: ConversationInfo) -> dict[str, Any]:
     return attrs.asdict(conversation, filter=lambda field, _: field.name != "tenant")
 
 
-def _own_conversations() -> dict[str, ConversationInfo]:
+def _own_conversations() -> list[ConversationInfo]:
     mine = common.tenant()
-    return {item.id: item for item in common.engine().conversations() if item.tenant == mine}
+    return [item for item in common.engine().conversations() if item.tenant == mine]
 
 
-def _find(conversation_id: str) -> ConversationInfo:
-    found = _own_conversations().get(conversation_id)
-    if found is None:
+def _find(conversation_id: str) -> list[ConversationInfo]:
+    """Every kept copy of a conversation of this tenant, the most recently used first."""
+    found = [item for item in _own_conversations() if item.id == conversation_id]
+    if not found:
         raise NotFound(f"conversation {conversation_id!r} is not kept (any more)", param="id")
     return found
 
 
 @blueprint.get("/v1/conversations")
 def list_conversations() -> flask.Response:
-    """The conversations that are kept, in slots and parked."""
-    return flask.jsonify({"object": "list", "data": [_shown(item) for item in _own_conversations().values()]})
+    """The conversations that are kept, in slots and on all levels; one that has several copies is there several times."""
+    return flask.jsonify({"object": "list", "data": [_shown(item) for item in _own_conversations()]})
 
 
 @blueprint.get("/v1/conversations/<conversation_id>")
 def show_conversation(conversation_id: str) -> flask.Response:
-    return flask.jsonify(_shown(_find(conversation_id)))
+    """One conversation and where its copies are."""
+    return flask.jsonify({"id": conversation_id, "copies": [_shown(item) for item in _find(conversation_id)]})
 
 
 @blueprint.post("/v1/conversations/<conversation_id>/pin")
@@ -81,7 +83,7 @@ def unpin(conversation_id: str) -> flask.Response:
 
 @blueprint.delete("/v1/conversations/<conversation_id>")
 def delete_conversation(conversation_id: str) -> flask.Response:
-    """Forget it. One that is live in a slot stays live until its request has ended."""
+    """Forget it, in slots and on all levels. Refused while a request runs in it."""
     _find(conversation_id)
     common.engine().delete_conversation(conversation_id)
     return flask.jsonify({"id": conversation_id, "deleted": True})

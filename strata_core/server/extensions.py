@@ -19,5 +19,5 @@ def plugins() -> flask.Response:
 @blueprint.get("/v1/levels")
 def levels() -> flask.Response:
     """Every level in use, from RAM downwards: what it holds and what it may hold (null: no bound)."""
-    found = sorted(common.engine().stats().levels, key=lambda level: level.rank)
+    found = sorted(common.engine().levels(), key=lambda level: level.rank)
     return flask.jsonify({"object": "list", "data": [attrs.asdict(level) for level in found]})

@@ -39,8 +39,12 @@ class Dialect(Protocol):
         """The reply in one object, after all events went through :meth:`chunks`."""
 
 
-def submit(engine: Engine, prompts: Sequence[np.ndarray], options: Options) -> Running:
+def submit(
+    engine: Engine, prompts: Sequence[np.ndarray], options: Options, visible: frozenset[int] = frozenset()
+) -> Running:
     """Give the engine every choice of every prompt (int32 token ids), choices of one prompt next to each other.
+
+    :param visible: control tokens whose texts the reply's parser must see.
 
     :raises StrataError: the engine refuses one; none is then left running.
     """
@@ -58,6 +62,7 @@ def submit(engine: Engine, prompts: Sequence[np.ndarray], options: Options) -> R
                 pin=options.pin,
                 tenant=common.tenant(),
                 progress=options.progress,
+                visible=visible,
             )
             running.extend(engine.submit(request) for request in choice_requests(first, options.n))
     except BaseException:

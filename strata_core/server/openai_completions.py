@@ -11,7 +11,7 @@ import flask
 import numpy as np
 
 from strata_core.engine.requests import Delta, Finished, Progress, TokenInfo
-from strata_core.errors import InvalidRequest
+from strata_core.errors import ContextLengthExceeded, InvalidRequest
 from strata_core.server import common, fields, generation, replies
 from strata_core.server.body import Body, read_json, refuse
 from strata_core.server.running import ChoiceEvent, Running
@@ -46,7 +46,11 @@ def completions() -> flask.Response:
     if echo and options.sampling.logprobs is not None:
         raise InvalidRequest("logprobs of an echoed prompt are not supported", param="logprobs")
     prompts = _read_prompts(body.required("prompt"), engine)
-    running = generation.submit(engine, [ids for ids, _ in prompts], options)
+    try:
+        running = generation.submit(engine, [ids for ids, _ in prompts], options)
+    except ContextLengthExceeded as error:
+        # The engine does not know what the dialect calls its prompt.
+        raise ContextLengthExceeded(error.message, param="prompt") from None
     reply = TextReply(engine.name, running, options, [text if echo else "" for _, text in prompts])
     return generation.reply(engine, running, reply, options, arrived)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,6 +25,7 @@ def props() -> flask.Response:
             "version": strata_core.__version__,
             "model": engine.name,
             "aliases": list(engine.aliases),
+            "engine": {name: _jsonable(fact) for name, fact in engine.facts.items()},
             "geometry": attrs.asdict(engine.geometry),
             "max_context": engine.max_context,
             "total_slots": engine.parallel,
@@ -59,6 +59,13 @@ def effective(table: SettingsTable, settings: Settings) -> dict[str, dict[str, A
 def _shown(spec: Setting, value: Any) -> Any:
     if spec.secret:
         return "set" if value else None
-    if isinstance(value, Path):
-        return str(value)
-    return attrs.asdict(value) if attrs.has(type(value)) else value
+    return _jsonable(value)
+
+
+def _jsonable(value: Any) -> Any:
+    """A setting or fact as JSON: values of classes by their fields, everything else that JSON lacks as text."""
+    if attrs.has(type(value)):
+        return attrs.asdict(value)
+    if value is None or isinstance(value, str | int | float | list | tuple | dict):
+        return value
+    return str(value)

@@ -82,7 +82,7 @@ class Service:
                 self._announce(engine, url)
 
     def _announce(self, engine: Engine, url: str) -> None:
-        backend = engine.backend_name
+        backend = str(engine.facts["backend"])
         say(
             f"ready at {url} (model {engine.name}, backend {backend},"
             f" context {engine.max_context}, slots {engine.parallel})"

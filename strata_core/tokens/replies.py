@@ -46,18 +46,21 @@ class ReplyParser:
         return events
 
 
-def parser_for(template_source: str | None, *, prompt_text: str = "", tool_names: Collection[str] = ()) -> ReplyParser:
+def parser_for(
+    template_source: str | None, *, prompt_text: str = "", tool_names: Collection[str] = (), reasoning: bool = True
+) -> ReplyParser:
     """The parser for one reply.
 
     :param template_source: source of the chat template; None: everything is text.
     :param prompt_text: the rendered prompt; one that ends with ``<think>`` has begun the thinking already.
     :param tool_names: names of the tools that the request offers; without any, no calls are looked for.
+    :param reasoning: whether thinking is parted from the answer where the template has it.
     """
     source = template_source or ""
     markers: list[str] = []
-    reasoning = tools = None
-    if any(marker in source for marker in _THINK):
-        reasoning = ReasoningParser(*_THINK, inside=prompt_text.rstrip().endswith(_THINK[0]))
+    thinking = tools = None
+    if reasoning and any(marker in source for marker in _THINK):
+        thinking = ReasoningParser(*_THINK, inside=prompt_text.rstrip().endswith(_THINK[0]))
         markers += _THINK
     syntax = _syntax(source) if tool_names else None
     if syntax:
@@ -66,7 +69,7 @@ def parser_for(template_source: str | None, *, prompt_text: str = "", tool_names
         markers += [marker for marker in (syntax.opening, syntax.closing) if marker]
         if syntax is MISTRAL:
             markers += ["[ARGS]", "[CALL_ID]"]
-    return ReplyParser(reasoning, tools, markers)
+    return ReplyParser(thinking, tools, markers)
 
 
 def _syntax(source: str) -> ToolSyntax | None:

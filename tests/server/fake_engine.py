@@ -7,7 +7,6 @@ What a request gets is decided by the text of its prompt, so that a client in an
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from collections import Counter
@@ -77,8 +76,8 @@ class Script:
 
 def script_of(text: str) -> Script:
     """The last ``{"script": {...}}`` in a prompt, or the default."""
-    found = re.findall(r'\{"script": (\{.*?\})\}', text, re.DOTALL)
-    return Script(**json.loads(found[-1])) if found else Script()
+    start = text.rfind('{"script": ')
+    return Script(**json.JSONDecoder().raw_decode(text, start)[0]["script"]) if start >= 0 else Script()
 
 
 def scripted(**script: object) -> str:
@@ -89,7 +88,7 @@ def scripted(**script: object) -> str:
 class FakeEngine:
     name = "fake"
     aliases = ("other-name",)
-    backend_name = "script"
+    facts = {"backend": "script"}
     max_context = 4096
     geometry = Geometry(architecture="llama", layers=1, width=8, vocab=260, context=4096)
 
@@ -249,6 +248,9 @@ class FakeEngine:
     def delete_conversation(self, conversation_id: str) -> None:
         del self.kept[conversation_id]
 
+    def levels(self) -> tuple[LevelInfo, ...]:
+        return (LevelInfo("ram", 0, 4096, 1, 1 << 20, None),)
+
     def stats(self) -> EngineStats:
         records = list(self.records.values())
         given = {
@@ -265,7 +267,7 @@ class FakeEngine:
             "pool_pages_used": 25,
             "pool_pages_total": 100,
             "slots": tuple(self.slots()),
-            "levels": (LevelInfo("ram", 0, 4096, 1, 1 << 20, None),),
+            "levels": self.levels(),
         }
         return EngineStats(**{field.name: given.get(field.name, 0) for field in attrs.fields(EngineStats)})
 
