@@ -11,7 +11,7 @@ import enum
 import math
 import re
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,10 +143,10 @@ def _parse_size(setting: Setting, raw: object) -> int:
     unit = (found[2] or setting.unit).lower()
     if unit not in units:
         raise ValueError(f"{found[2]!r} in {raw!r} is not a unit; units are {', '.join(UNIT_BYTES)}")
-    value = Decimal(found[1]) * units[unit] / UNIT_BYTES[setting.unit]
-    if value != value.to_integral_value():
+    value = Fraction(found[1]) * units[unit] / UNIT_BYTES[setting.unit]
+    if value.denominator != 1:
         raise ValueError(f"{raw!r} is not a whole number of {setting.unit}")
-    return int(value)
+    return value.numerator
 
 
 def _parse_list(setting: Setting, raw: object) -> tuple[str, ...]:
