@@ -96,7 +96,11 @@ class PagePool:
         if self._holders[page] == 1:
             return page
         copy = self.allocate()
-        self.store.copy(page, copy)
+        try:
+            self.store.copy(page, copy)
+        except BaseException:
+            self.release(copy)
+            raise
         self.release(page)
         return copy
 

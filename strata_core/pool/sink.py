@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from strata_core.compute.base import Event
-from strata_core.errors import LevelError
+from strata_core.errors import BackendError, LevelError
 from strata_core.pool.pool import PagePool
 from strata_core.pool.table import HeldPages
 
@@ -32,7 +32,7 @@ class PageSink:
         self.blocks = pools[0].layout.pages_for(tokens)
         self._tables: list[list[int]] = [[] for _ in pools]
         self._staged: dict[int, tuple[np.ndarray, ...]] = {}
-        self._events: list[Event] = []
+        self._uploads: list[tuple[Event, np.ndarray]] = []  # under way, with the memory they read
         self._missing = set(range(self.blocks))
         try:
             for pool, table in zip(self.pools, self._tables, strict=True):
@@ -61,16 +61,18 @@ class PageSink:
     def put(self, block: int, sources: Sequence[np.ndarray]) -> None:
         """Take a block from host memory, which stays as it is until :meth:`finish` or :meth:`discard`."""
         for pool, table, source in zip(self.pools, self._tables, sources, strict=True):
-            self._events.append(pool.store.upload(source.reshape(1, -1), [table[block]]))
+            self._uploads.append((pool.store.upload(source.reshape(1, -1), [table[block]]), source))
         self._missing.discard(block)
 
     def finish(self) -> HeldPages:
         """The filled pages, held once for the caller.
 
-        :raises LevelError: a block was never filled; everything is given back.
+        :raises LevelError: a block was never filled, or not copied; everything is given back.
         """
         try:
-            self._settle()
+            failed = self._settle()
+            if failed is not None:
+                raise LevelError(f"pages were not copied: {failed}") from failed
             if self._missing:
                 raise LevelError(f"{len(self._missing)} of {self.blocks} blocks were not delivered")
             return HeldPages(self.pools, self._tables, self.tokens)
@@ -79,15 +81,20 @@ class PageSink:
 
     def discard(self) -> None:
         """Give the pages back."""
-        try:
-            self._settle()
-        finally:
-            self._release()
+        self._settle()
+        self._release()
 
-    def _settle(self) -> None:
-        for event in self._events:
-            event.wait()
-        self._events.clear()
+    def _settle(self) -> BackendError | None:
+        """Wait for all uploads, failed ones too: their pages must not be free while one still writes. Returns the
+        first failure."""
+        failed = None
+        for event, _ in self._uploads:
+            try:
+                event.wait()
+            except BackendError as error:
+                failed = failed or error
+        self._uploads.clear()
+        return failed
 
     def _release(self) -> None:
         for pool, table in zip(self.pools, self._tables, strict=True):

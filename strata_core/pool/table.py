@@ -38,11 +38,6 @@ class HeldPages:
         self.tables = tuple(() for _ in self.pools)
         self.tokens = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the pages, shared or not."""
-        return sum(len(t) * p.layout.nbytes for p, t in zip(self.pools, self.tables, strict=True))
-
 
 class PageTable:
     """The pages of a sequence that is being extended, and the only writer of those it owns."""
@@ -82,17 +77,6 @@ class PageTable:
             for page in table[keep:]:
                 pool.release(page)
             del table[keep:]
-
-    def replace(self, block: int, pages: Sequence[int]) -> None:
-        """Exchange the pages of one block for others of equal content (one per pool), which are retained."""
-        for pool, table, page in zip(self._pools, self._tables, pages, strict=True):
-            pool.retain(page)
-            pool.release(table[block])
-            table[block] = page
-
-    def block(self, block: int) -> tuple[int, ...]:
-        """The page numbers of one block, one per pool."""
-        return tuple(table[block] for table in self._tables)
 
     def arrays(self, tokens: int) -> tuple[np.ndarray, ...]:
         """Page tables covering the first ``tokens`` positions, int32, as a :class:`~strata_core.compute.base.Span`
