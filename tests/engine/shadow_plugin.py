@@ -1,0 +1,1 @@
+"""Registers the shadow backend for the tests of this folder."""
