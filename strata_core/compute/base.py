@@ -262,6 +262,8 @@ class Backend(ABC):
     def rope(self, step: Any, x: Array, rotation: Rotation, heads: int) -> Array:
         """Rotate every head of ``x`` ``(rows, heads * head_dim)`` by its row's position (Su et al. 2021).
 
+        The angle is the *float32* product of position and inverse frequency, as in the models' own code: at position
+        8192 it is off by up to 0.0005, so a backend that rounds otherwise would rotate by visibly other angles.
         May reuse the memory of ``x``, which the caller does not use again.
         """
 

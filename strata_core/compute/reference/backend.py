@@ -37,11 +37,10 @@ class Step:
         self._pages: dict[tuple[int, int | None], list[attention.SpanPages]] = {}
 
     def turns(self, rotation: Rotation) -> NDArray[np.complex64]:
-        """``magnitude * exp(i * angle)`` of every row and pair, ``(rows, rotated / 2)``. Angles are float64: a float32
-        angle is off by up to 0.0005 at position 8192."""
+        """``magnitude * exp(i * angle)`` of every row and pair, ``(rows, rotated / 2)``."""
         known = self._rotations.get(id(rotation))
         if known is None:
-            angles = self.batch.positions[:, None] * rotation.inverse_frequencies.astype(np.float64)
+            angles = self.batch.positions[:, None].astype(np.float32) * rotation.inverse_frequencies
             # The rotation is kept with its turns, so that its id is not given to another one.
             known = rotation, (rotation.magnitude * np.exp(1j * angles)).astype(np.complex64)
             self._rotations[id(rotation)] = known

@@ -1,0 +1,130 @@
+"""Backends around other backends, to see what happens at the compute contract and to make it go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strata_core.compute.base import Array, AttentionSpec, Backend, Batch, PageStore, Rotation
+from strata_core.errors import BackendError
+from strata_core.pool.layout import PageLayout
+
+if TYPE_CHECKING:
+    from strata_core.memory.arena import Arena
+    from strata_core.weights.tensor import StoredTensor
+
+
+class WrappedBackend(Backend):
+    """Passes every operation on to another backend. Subclasses change what happens on the way.
+
+    All operations on arrays go through :meth:`_call`, so that a subclass can look at, or exchange, every array that
+    enters or leaves the inner backend.
+    """
+
+    def __init__(self, inner: Backend):
+        self.inner = inner
+        self.name = inner.name
+        self.host_memory = inner.host_memory
+        self.kv_types = inner.kv_types
+
+    def _call(self, operation: Callable[..., Any], *args: Any, consumed: Array = None) -> Any:
+        """Run an operation of the inner backend.
+
+        :param consumed: the argument whose memory the operation may reuse, or None.
+        """
+        return operation(*args)
+
+    def matrix(self, *tensors: StoredTensor) -> Array:
+        return self._call(self.inner.matrix, *tensors)
+
+    def table(self, tensor: StoredTensor) -> Array:
+        return self._call(self.inner.table, tensor)
+
+    def vector(self, tensor: StoredTensor) -> Array:
+        return self._call(self.inner.vector, tensor)
+
+    def from_host(self, values: np.ndarray) -> Array:
+        return self._call(self.inner.from_host, values)
+
+    def to_host(self, x: Array) -> np.ndarray:
+        return self.inner.to_host(x)
+
+    def page_store(self, layout: PageLayout, chunk_pages: int, arena: Arena) -> PageStore:
+        return self.inner.page_store(layout, chunk_pages, arena)
+
+    def weight_bytes(self) -> int:
+        return self.inner.weight_bytes()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def begin(self, batch: Batch, stores: Sequence[PageStore]) -> Any:
+        return self.inner.begin(batch, stores)
+
+    def embed(self, step: Any, table: Array, scale: float = 1.0) -> Array:
+        return self._call(self.inner.embed, step, table, scale)
+
+    def select_outputs(self, step: Any, x: Array) -> Array:
+        return self._call(self.inner.select_outputs, step, x)
+
+    def rope(self, step: Any, x: Array, rotation: Rotation, heads: int) -> Array:
+        return self._call(self.inner.rope, step, x, rotation, heads, consumed=x)
+
+    def attention(
+        self, step: Any, layer: tuple[int, int], q: Array, k: Array, v: Array, spec: AttentionSpec
+    ) -> Array:
+        return self._call(self.inner.attention, step, layer, q, k, v, spec)
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        return self._call(self.inner.rms_norm, x, weight, eps)
+
+    def linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
+        return self._call(self.inner.linear, x, weight, bias)
+
+    def linear_split(
+        self, x: Array, weight: Array, biases: Sequence[Array | None] | None = None
+    ) -> tuple[Array, ...]:
+        parts: tuple[Array, ...] = self._call(self.inner.linear_split, x, weight, biases)
+        return parts
+
+    def add(self, x: Array, y: Array) -> Array:
+        return self._call(self.inner.add, x, y, consumed=x)
+
+    def gated(self, gate: Array, up: Array, activation: str) -> Array:
+        return self._call(self.inner.gated, gate, up, activation, consumed=gate)
+
+    def add_linear(self, x: Array, y: Array, weight: Array, bias: Array | None = None) -> Array:
+        return self._call(self.inner.add_linear, x, y, weight, bias, consumed=x)
+
+    def gated_mlp(self, x: Array, gate_up: Array, down: Array, activation: str) -> Array:
+        return self._call(self.inner.gated_mlp, x, gate_up, down, activation)
+
+
+class FaultyBackend(WrappedBackend):
+    """Raises BackendError in chosen steps.
+
+    A step fails after its first attention layer: the K/V of one layer are in the pages by then and those of the others
+    are not, as after a real fault.
+
+    :param fail_steps: numbers of the steps that fail, counted from 0 over the life of the backend.
+    :ivar steps: how many steps were begun.
+    """
+
+    def __init__(self, inner: Backend, fail_steps: Collection[int]):
+        super().__init__(inner)
+        self.fail_steps = frozenset(fail_steps)
+        self.steps = 0
+
+    def begin(self, batch: Batch, stores: Sequence[PageStore]) -> Any:
+        self.steps += 1
+        return super().begin(batch, stores)
+
+    def attention(
+        self, step: Any, layer: tuple[int, int], q: Array, k: Array, v: Array, spec: AttentionSpec
+    ) -> Array:
+        out = super().attention(step, layer, q, k, v, spec)
+        if self.steps - 1 in self.fail_steps:
+            raise BackendError(f"step {self.steps - 1} failed, as it was told to")
+        return out
