@@ -3,10 +3,10 @@
 
     bench/tokenizer_vs_llama_cpp.py MODEL.gguf [--peer PATH] [--golden OUT.json]
 
-The peer is a script that is run as ``PEER MODEL --tokenize TEXTS.json IDS.json [--parse-special]``: it reads a JSON list of
-texts and writes a JSON list of id lists, no begin or end token added. Prints the number of texts and of differences, with
-and without control tokens parsed; exit status 1 when there is a difference. ``--golden`` also writes the peer's ids of
-some of the texts, for the tests to compare with where there is no peer.
+The peer is a script that is run as ``PEER MODEL --tokenize TEXTS.json IDS.json [--parse-special]``: it reads a JSON
+list of texts and writes a JSON list of id lists, no begin or end token added. Prints the number of texts and of
+differences, with and without control tokens parsed; exit status 1 when there is a difference. ``--golden`` also writes
+the peer's ids of some of the texts, for the tests to compare with where there is no peer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ CONTROL_WORDS = (
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<unk>", "<|eot_id|>", "[INST]", "<think>",
     "</think>", "<tool_call>", "<repo_name>", "<file_sep>", "<|im_start", "im_end|>", "<|", "|>", "<0x0A>", "▁",
 )  # fmt: skip
-SPACES = (" ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", " \n", "\n ", "\t\t", "\u00a0", "\u3000", "\u2003", "\u0085", "\x0b")
+SPACES = (
+    " ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", " \n", "\n ", "\t\t", "\u00a0", "\u3000", "\u2003", "\u0085", "\x0b",
+)  # fmt: skip
 
 
 def texts() -> list[str]:
