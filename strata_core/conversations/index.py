@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import attrs
@@ -67,15 +67,20 @@ class PrefixIndex(Generic[K]):
             if not keys:
                 del self._by_address[address]
 
-    def longest(self, query: Query) -> list[tuple[K, int]]:
+    def longest(self, query: Query, excluded: Collection[K] = ()) -> list[tuple[K, int]]:
         """Entries that share most with the prompt, each with the number of tokens it shares (at least 1).
 
         All of them lie within one page of the longest; they are ordered longest first, in no order among equals.
+
+        :param excluded: entries to leave out.
         """
-        depth = self._depth(query)
-        keys = self._by_address.get(query.addresses[depth - 1] if depth else query.identity, ())
-        found = [(key, self._shared(key, query)) for key in keys]
-        return sorted((f for f in found if f[1] > 0), key=lambda f: -f[1])
+        for depth in range(self._depth(query), -1, -1):
+            keys = self._by_address.get(query.addresses[depth - 1] if depth else query.identity, ())
+            shared = ((key, self._shared(key, query)) for key in keys if key not in excluded)
+            found = sorted(((key, n) for key, n in shared if n > 0), key=lambda f: -f[1])
+            if found:
+                return found
+        return []
 
     def holders(self, address: bytes) -> Iterator[K]:
         """Entries that contain the page with this address."""

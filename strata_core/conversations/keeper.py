@@ -71,7 +71,7 @@ class Keeper:
         self.identity = identity
         self.pools = tuple(pools)
         self.options = options
-        self.ladder = Ladder(levels, self._on_dropped, self._on_trouble)
+        self.ladder = Ladder(levels, self._on_left, self._on_trouble)
         self.discards = 0
         self.restore_failures = 0
         self._copies = copies
@@ -160,7 +160,7 @@ class Keeper:
         if held is not None and held.pools == self.pools:
             return held.fork(tokens)
         need = self.pools[0].layout.pages_for(tokens) * self._block_bytes()
-        verdict = self._ask("restore", need)
+        verdict = self._ask("restore", need, self._available())
         if verdict.action is Action.REFUSE:
             raise LevelError(f"memory admission; {verdict.reason}")
         if verdict.action is Action.THROUGH:
@@ -171,9 +171,14 @@ class Keeper:
         sink = self._sink(tokens)
         try:
             found.level.load(found.entry, tokens, sink)
-        except BaseException:
+        except LevelError:
             sink.discard()
             raise
+        except Exception as error:
+            # Not what the contract allows. A fault of a level must not end the request.
+            log.exception("level %s failed", found.level.name)
+            sink.discard()
+            raise LevelError(f"{type(error).__name__}: {error}") from error
         return sink.finish()
 
     def _sink(self, tokens: int) -> PageSink:
@@ -181,15 +186,23 @@ class Keeper:
             try:
                 return PageSink(self.pools, tokens)
             except OutOfMemory:
-                if not self.ladder.shed():
+                if not self.reclaim():
                     raise
+
+    def reclaim(self) -> bool:
+        """Get back pages of the engine's pools that conversations hold beside the slots. False when none can be.
+
+        First those that background work still reads; then those of the oldest conversation in RAM, where these are in
+        the same pools.
+        """
+        return self.ladder.settle() or (not self._copies and self.ladder.shed())
 
     def _refused(self, found: Found, error: Exception) -> None:
         self.restore_failures += 1
         log.info("ladder: rung %s refused (%s)", found.level.name, error)
         if isinstance(error, DamagedEntry):
             # The level has put it out of reach; what it knew is gone.
-            self._on_dropped(found.entry, "damaged")
+            self._on_left(found.entry, found.level.name, "damaged")
 
     # -- putting away -------------------------------------------------------------------------------------------
 
@@ -208,10 +221,10 @@ class Keeper:
         if level is None:
             self.discards += 1
             why = "admission" if verdict.action is Action.REFUSE else "no level has room"
-            self._on_dropped(entry, f"discarded: {why}")
+            self._on_left(entry, "live", f"discarded: {why}")
             self._log_parked(entry, start, None)
             return
-        dropped = self.ladder.supersede(entry)
+        dropped = self.ladder.supersede(entry, level)
         if dropped:
             log.info("dropped %d superseded", dropped)
         self._log_parked(entry, start, level)
@@ -222,9 +235,10 @@ class Keeper:
         need = levels[0].cost(entry) if in_ram and self._copies else 0
         evicted = 0
         while True:
-            verdict = self._ask("park", need)
+            available = self._available()
+            verdict = self._ask("park", need, available)
             # Under pressure the conversation that was just used is worth more than those parked before it.
-            if verdict.action is not Action.REFUSE or not self.ladder.shed():
+            if verdict.action is not Action.REFUSE or available is None or not self.ladder.shed():
                 break
             evicted += 1
         if verdict.action is Action.REFUSE:
@@ -236,15 +250,15 @@ class Keeper:
         first = 1 if in_ram and verdict.action is Action.THROUGH else 0
         return self.ladder.put(entry, pages, first), verdict
 
-    def _ask(self, kind: str, need: int) -> Verdict:
+    def _ask(self, kind: str, need: int, available: int | None) -> Verdict:
         return self._admit(
             Placement(
                 kind=kind,
                 need=need,
-                available=self._available(),
+                available=available,
                 parking_floor=self.options.parking_floor,
                 transient_floor=self.options.transient_floor,
-                lower=len(self.ladder.levels) > 1,
+                lower=any(level.rank > 0 for level in self.ladder.levels),
             )
         )
 
@@ -281,23 +295,27 @@ class Keeper:
         """Drop a stored entry whose K/V made a step fail, wherever it still is."""
         if any(entry.id == found.entry.id for entry in found.level.entries()):
             found.level.remove(found.entry)
-            self._on_dropped(found.entry, "damaged")
+            self._on_left(found.entry, found.level.name, "damaged")
 
     def forget(self, live: Live, reason: str) -> None:
         """Release a live conversation whose pages cannot be trusted any more, and remember why."""
         if len(live.tokens) and live.keep:
-            self._on_dropped(live.entry(reason), reason)
+            self._on_left(live.entry(reason), "live", reason)
         live.release()
 
-    def _on_dropped(self, entry: Entry, reason: str) -> None:
-        self._ghosts.add(Ghost(entry.identity, entry.tokens, entry.addresses, reason))
+    def _on_left(self, entry: Entry, level: str, reason: str, moved_to: str | None = None) -> None:
+        if moved_to is None:
+            self._ghosts.add(Ghost(entry.identity, entry.tokens, entry.addresses, reason))
+        else:
+            log.info("demoted %d tokens %s -> %s", len(entry.tokens), level, moved_to)
         self._emit(
             ConversationEvicted(
                 conversation=entry.conversation,
                 tokens=len(entry.tokens),
                 nbytes=self.pools[0].layout.pages_for(len(entry.tokens)) * self._block_bytes(),
-                level="ram",
+                level=level,
                 reason=reason,
+                moved_to=moved_to,
             )
         )
 

@@ -3,12 +3,16 @@
 One rule for every level: to take an entry in, the oldest entries that nobody protects leave until it fits, each offered
 to the next level down (a demotion) or, where none takes it, dropped (an eviction). An entry that could not fit even
 then is refused before anything leaves. The entry being taken in is no candidate in its own pass.
+
+A level that fails costs what it could have given, not the request: it is reported and gone around.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 import numpy as np
@@ -18,8 +22,11 @@ from strata_core.errors import LevelError
 from strata_core.pool.table import HeldPages
 from strata_core.store.base import Entry, Level, Usage
 
-#: Called with an entry that no level holds any more, and the reason.
-Dropped = Callable[[Entry, str], None]
+log = logging.getLogger("strata.cache")
+
+#: Called with an entry that has left a level, the level's name, the reason, and the name of the level below that has it
+#: now, or None when nothing has.
+Left = Callable[[Entry, str, str, str | None], None]
 #: Called with a level's name and the error it met.
 Trouble = Callable[[str, Exception], None]
 
@@ -51,10 +58,10 @@ class Ladder:
     :ivar counts: ``evictions``, ``demotions``, ``superseded``.
     """
 
-    def __init__(self, levels: Sequence[Level], dropped: Dropped, trouble: Trouble):
+    def __init__(self, levels: Sequence[Level], left: Left, trouble: Trouble):
         self.levels = sorted(levels, key=lambda level: level.rank)
         self.counts: Counter[str] = Counter()
-        self._dropped = dropped
+        self._left = left
         self._trouble = trouble
         self._guards: Counter[str] = Counter()
 
@@ -74,11 +81,9 @@ class Ladder:
         """
         best: Found | None = None
         for level in self.levels:
-            try:
-                candidates = [c for c in level.find(query) if c[0].id not in excluded]
-            except LevelError as error:
-                self._trouble(level.name, error)
-                continue
+            candidates: list[tuple[Entry, int]] = []
+            with self._tolerating(level):
+                candidates = level.find(query, excluded)
             if not candidates:
                 continue
             most = candidates[0][1]
@@ -91,38 +96,42 @@ class Ladder:
         """Keep an entry on level number ``first`` or the next below that takes it; None when none does."""
         for number in range(first, len(self.levels)):
             level = self.levels[number]
-            try:
+            with self._tolerating(level):
                 if self._make_room(number, entry):
                     level.put(entry, pages)
                     return level
-            except LevelError as error:
-                self._trouble(level.name, error)
         return None
 
-    def supersede(self, newer: Entry) -> int:
-        """Drop unpinned entries whose tokens are a beginning of ``newer``'s, which was put before: it can resume
-        wherever they could."""
+    def supersede(self, newer: Entry, holder: Level) -> int:
+        """Drop unpinned entries whose tokens are a beginning of ``newer``'s, which ``holder`` has taken: it can resume
+        wherever they could. Copies below ``holder`` stay until the newer one comes there, as they may outlast it."""
+        return self._supersede(newer, [level for level in self.levels if level.rank <= holder.rank])
+
+    def _supersede(self, newer: Entry, levels: Sequence[Level]) -> int:
         dropped = 0
-        for level in self.levels:
-            for entry in victims(list(level.entries()), frozenset(self._guards) | {newer.id}):
-                if (
-                    entry.identity == newer.identity
-                    and len(entry.tokens) <= len(newer.tokens)
-                    and np.array_equal(entry.tokens, newer.tokens[: len(entry.tokens)])
-                ):
-                    level.remove(entry)
-                    dropped += 1
+        for level in levels:
+            with self._tolerating(level):
+                for entry in victims(list(level.entries()), frozenset(self._guards) | {newer.id}):
+                    if (
+                        entry.identity == newer.identity
+                        and len(entry.tokens) <= len(newer.tokens)
+                        and np.array_equal(entry.tokens, newer.tokens[: len(entry.tokens)])
+                    ):
+                        level.remove(entry)
+                        dropped += 1
         self.counts["superseded"] += dropped
         return dropped
 
     def shed(self) -> bool:
-        """Let the oldest entry of the first level go, to get back the memory it holds. False when none can go."""
-        if not self.levels:
+        """Let the oldest entry in RAM go, to get back the memory it holds. False when none can go."""
+        if not self.levels or self.levels[0].rank != 0:
             return False
-        leaving = victims(list(self.levels[0].entries()), frozenset(self._guards))
-        if leaving:
-            self._degrade(0, leaving[0], "evicted: memory")
-        return bool(leaving)
+        with self._tolerating(self.levels[0]):
+            leaving = victims(list(self.levels[0].entries()), frozenset(self._guards))
+            if leaving:
+                self._degrade(0, leaving[0], "evicted: memory")
+                return True
+        return False
 
     def copies(self, conversation: str) -> list[tuple[Level, Entry]]:
         """All stored copies of a conversation."""
@@ -134,11 +143,33 @@ class Ladder:
 
     def poll(self) -> None:
         for level in self.levels:
-            level.poll()
+            with self._tolerating(level):
+                level.poll()
+
+    def settle(self) -> bool:
+        """Wait for background work, so that it gives back the engine's pages. False when there was none."""
+        working = [level for level in self.levels if level.busy()]
+        for level in working:
+            with self._tolerating(level):
+                level.settle()
+        return bool(working)
 
     def close(self) -> None:
         for level in self.levels:
-            level.close()
+            with self._tolerating(level):
+                level.close()
+
+    @contextmanager
+    def _tolerating(self, level: Level) -> Iterator[None]:
+        """Whatever the level raises within is reported, and goes no further."""
+        try:
+            yield
+        except LevelError as error:
+            self._trouble(level.name, error)
+        except Exception as error:
+            # Not what the contract allows. Levels come from plugins, and a fault of theirs must not end requests.
+            log.exception("level %s failed", level.name)
+            self._trouble(level.name, error)
 
     def _make_room(self, number: int, entry: Entry) -> bool:
         level = self.levels[number]
@@ -167,6 +198,7 @@ class Ladder:
         level.remove(entry)
         if below is not None:
             self.counts["demotions"] += 1
+            self._supersede(entry, [below])
         else:
             self.counts["evictions"] += 1
-            self._dropped(entry, reason)
+        self._left(entry, level.name, reason, below.name if below is not None else None)

@@ -62,7 +62,7 @@ class EngineCore:
         self.waiting: deque[RequestHandle] = deque()
         self.counters = Counters()
         self._tokenizer = tokenizer
-        self._stepper = Stepper(model, [pool.store for pool in keeper.pools], keeper.ladder.shed)
+        self._stepper = Stepper(model, [pool.store for pool in keeper.pools], keeper.reclaim)
         self._admission = Admission(keeper, tokenizer, self.slots, options.max_context)
         self._emit = emit
         self._ended = ended

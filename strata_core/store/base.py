@@ -78,10 +78,12 @@ class Level(ABC):
         """All entries, in no particular order."""
 
     @abstractmethod
-    def find(self, query: Query) -> list[tuple[Entry, int]]:
+    def find(self, query: Query, excluded: Collection[str] = ()) -> list[tuple[Entry, int]]:
         """Entries that share most with the prompt, longest first, each with how many tokens it shares (at least 1).
 
         The token ids were compared, not only addresses. Need not list shorter ones than the longest.
+
+        :param excluded: ids of entries to leave out; those that share most of all others are listed.
         """
 
     @abstractmethod
@@ -135,6 +137,9 @@ class Level(ABC):
 
     def poll(self) -> None:  # noqa: B027 - a level without background work has nothing to finish
         """Called between steps: finish what background work has completed. Never blocks."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait until no background work holds pages of the engine's pools. Called when these have run out."""
 
     def close(self) -> None:  # noqa: B027
         """Complete background work and free everything. The level is not used afterwards."""

@@ -17,7 +17,7 @@ import numpy as np
 from strata_core.compute.base import Event
 from strata_core.conversations.identity import DIGEST_BYTES
 from strata_core.conversations.index import PrefixIndex, Query
-from strata_core.errors import LevelError, OutOfMemory
+from strata_core.errors import BackendError, DamagedEntry, LevelError, OutOfMemory
 from strata_core.pool.pool import PagePool
 from strata_core.pool.sink import PageSink
 from strata_core.pool.table import HeldPages
@@ -36,6 +36,7 @@ class _Kept:
     pages: HeldPages
     copies: list[Event]  # under way from the device
     source: HeldPages | None  # the device pages they read, until all are done
+    damaged: bool = False  # a copy failed
 
 
 class RamLevel(Level):
@@ -62,8 +63,8 @@ class RamLevel(Level):
     def entries(self) -> Collection[Entry]:
         return [kept.entry for kept in self._kept.values()]
 
-    def find(self, query: Query) -> list[tuple[Entry, int]]:
-        return [(self._kept[key].entry, shared) for key, shared in self._index.longest(query)]
+    def find(self, query: Query, excluded: Collection[str] = ()) -> list[tuple[Entry, int]]:
+        return [(self._kept[key].entry, shared) for key, shared in self._index.longest(query, excluded)]
 
     def usage(self) -> Usage:
         tails = sum(self._tail_blocks(kept.entry) for kept in self._kept.values())
@@ -84,8 +85,7 @@ class RamLevel(Level):
         usage, cost = self.usage(), self.cost(entry)
         if usage.bytes + cost > self._max_bytes or usage.entries + 1 > self._max_entries:
             raise LevelError(f"no room in RAM: {usage.bytes} bytes held, {cost} more, {self._max_bytes} allowed")
-        known = self._known_blocks(entry)
-        kept = self._copy(entry, pages, known) if self._copies else self._refer(entry, pages, known)
+        kept = self._copy(entry, pages) if self._copies else self._refer(entry, pages)
         self._kept[entry.id] = kept
         self._index.add(entry.id, entry)
         self._holders.update(entry.addresses)
@@ -93,13 +93,16 @@ class RamLevel(Level):
     def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
         kept = self._kept[entry.id]
         self._settle(kept)
+        if kept.damaged:
+            self.remove(entry)
+            raise DamagedEntry("a page was not copied from the device when the conversation was parked")
         for number, block in zip(range(sink.blocks), _blocks(kept.pages), strict=False):
             sink.put(number, [_host(pool, page) for pool, page in zip(self._pools, block, strict=True)])
 
     def held(self, entry: Entry) -> HeldPages | None:
         kept = self._kept[entry.id]
         self._settle(kept)
-        return kept.pages
+        return None if kept.damaged else kept.pages
 
     def remove(self, entry: Entry) -> None:
         kept = self._kept.pop(entry.id)
@@ -122,6 +125,10 @@ class RamLevel(Level):
             if kept.source is not None and all(event.done() for event in kept.copies):
                 self._settle(kept)
 
+    def settle(self) -> None:
+        for kept in self._kept.values():
+            self._settle(kept)
+
     def close(self) -> None:
         for entry in self.entries():
             self.remove(entry)
@@ -132,36 +139,43 @@ class RamLevel(Level):
 
     @staticmethod
     def _settle(kept: _Kept) -> None:
-        """Wait for the copies of an entry, and let go of the device pages."""
-        try:
-            while kept.copies:
-                kept.copies.pop().wait()
-        finally:
-            if kept.source is not None:
-                kept.source.release()
-                kept.source = None
+        """Wait for the copies of an entry, failed ones too, and only then let go of the device pages."""
+        for event in kept.copies:
+            try:
+                event.wait()
+            except BackendError:
+                kept.damaged = True
+        kept.copies.clear()
+        if kept.source is not None:
+            kept.source.release()
+            kept.source = None
 
-    def _known_blocks(self, entry: Entry) -> list[Block]:
-        """The blocks of the entry's longest beginning that is held already, in order."""
-        known: list[Block] = []
-        for number, address in enumerate(entry.addresses):
-            holder = next(self._index.holders(address), None)
+    def _holders_of(self, entry: Entry) -> list[_Kept]:
+        """What holds the blocks of the entry's longest beginning that is held already, block by block."""
+        found: list[_Kept] = []
+        for address in entry.addresses:
+            kept = (self._kept[key] for key in self._index.holders(address))
+            holder = next((k for k in kept if not k.damaged), None)
             if holder is None:
                 break
-            known.append(_block(self._kept[holder].pages, number))
-        return known
+            found.append(holder)
+        return found
 
-    def _refer(self, entry: Entry, pages: HeldPages, known: list[Block]) -> _Kept:
+    def _refer(self, entry: Entry, pages: HeldPages) -> _Kept:
         tables = [list(table) for table in pages.tables]
-        for number, block in enumerate(known):
-            for table, page in zip(tables, block, strict=True):
+        for number, holder in enumerate(self._holders_of(entry)):
+            for table, page in zip(tables, _block(holder.pages, number), strict=True):
                 table[number] = page
         return _Kept(entry, HeldPages(self._pools, tables, pages.tokens), [], None)
 
-    def _copy(self, entry: Entry, pages: HeldPages, known: list[Block]) -> _Kept:
+    def _copy(self, entry: Entry, pages: HeldPages) -> _Kept:
+        holders = self._holders_of(entry)
+        known = [_block(holder.pages, number) for number, holder in enumerate(holders)]
         tables: list[list[int]] = [[block[i] for block in known] for i in range(len(self._pools))]
         fresh: list[tuple[PagePool, int]] = []
-        kept = _Kept(entry, HeldPages(self._pools, [()] * len(self._pools), 0), [], pages.fork(pages.tokens))
+        # Blocks that others hold may still be on their way; this entry has to wait for them as well.
+        copies = [event for holder in {id(h): h for h in holders}.values() for event in holder.copies]
+        kept = _Kept(entry, HeldPages(self._pools, [()] * len(self._pools), 0), copies, pages.fork(pages.tokens))
         try:
             for device, pool, source, table in zip(pages.pools, self._pools, pages.tables, tables, strict=True):
                 for page in source[len(known) :]:
@@ -171,12 +185,13 @@ class RamLevel(Level):
                     kept.copies.append(device.store.download([page], _host(pool, copy).reshape(1, -1)))
             kept.pages = HeldPages(self._pools, tables, pages.tokens)
             return kept
-        except OutOfMemory as error:
+        except (BackendError, OutOfMemory) as error:
             self._settle(kept)
             raise LevelError(str(error)) from error
         finally:
             for pool, page in fresh:
                 pool.release(page)  # where all went well, the handle holds it now
+
 
 def _ids_bytes(entry: Entry) -> int:
     return int(entry.tokens.nbytes) + DIGEST_BYTES * len(entry.addresses) + ENTRY_OVERHEAD
