@@ -44,7 +44,7 @@ class Admission:
             assert candidate is not None and candidate.found is not None
             excluded |= {candidate.found.entry.id}
         slot.live = live
-        live.pinned = request.pin
+        live.pinned = live.pinned or request.pin
         task = self._task(handle, query, candidate, slot)
         task.restore_s = time.perf_counter() - begin if candidate is not None else None
         live.prompt = len(task.prompt)
@@ -118,6 +118,7 @@ class Admission:
             if candidate.found is not None and candidate.shared == len(candidate.found.entry.tokens):
                 live.conversation = candidate.found.entry.conversation
                 live.created = candidate.found.entry.created
+                live.pinned = candidate.found.entry.pinned
                 self._keeper.take(candidate)
         return live
 
