@@ -41,6 +41,10 @@ def driver(tiny_model: Path, plugins: Plugins, backend: str) -> Iterator[Callabl
     made: list[Driver] = []
 
     def make(**overrides: Any) -> Driver:
+        made.append(make_one(**overrides))
+        return made[-1]
+
+    def make_one(**overrides: Any) -> Driver:
         values: dict[str, Any] = dict(
             model=str(tiny_model), backend=backend, kv="f32", page_tokens=8, parallel=2, conversation_cache_mib=64,
             conversation_cache_min_free_mib=0, conversation_cache_park_min_free_mib=0, large_pages="off",
@@ -52,8 +56,9 @@ def driver(tiny_model: Path, plugins: Plugins, backend: str) -> Iterator[Callabl
         core = EngineCore(
             parts.model, parts.tokenizer, parts.keeper, options, emit=events.append, ended=records.append
         )
-        made.append(Driver(core, parts, events, records))
-        return made[-1]
+        return Driver(core, parts, events, records)
+
+    make.undriven = make_one  # type: ignore[attr-defined]  # for machines that close what they make
 
     yield make
     for one in made:
