@@ -96,7 +96,6 @@ class Vocabulary:
             )
         tokens = keys.texts("tokens")
         ids = _ids_by_text(tokens)
-        unknown = keys.token_id("unknown_token_id", len(tokens))
         return cls(
             model=model,
             pre=keys.text("pre", "") if model == "gpt2" else "",
@@ -109,7 +108,7 @@ class Vocabulary:
             eos_id=keys.token_id("eos_token_id", len(tokens)),
             eot_id=keys.token_id("eot_token_id", len(tokens)),
             eom_id=keys.token_id("eom_token_id", len(tokens)),
-            unknown_id=unknown,
+            unknown_id=keys.token_id("unknown_token_id", len(tokens)),
             add_bos=keys.flag("add_bos_token"),
             add_eos=keys.flag("add_eos_token") or False,
             add_space_prefix=keys.flag("add_space_prefix"),
@@ -208,9 +207,10 @@ def _types(keys: _Keys, tokens: Sequence[str]) -> tuple[TokenType, ...]:
     if numbers is None:
         types = [TokenType.NORMAL] * len(tokens)
     else:
+        by_number = {float(kind): kind for kind in TokenType}
         try:
-            types = [TokenType(number) for number in numbers.tolist()]
-        except ValueError as error:
+            types = [by_number[number] for number in numbers.tolist()]
+        except KeyError as error:
             key = PREFIX + "token_type"
             raise ModelFileError(f"{key} has an unknown type ({error})", param=key) from error
     return tuple(TokenType.CONTROL if text in END_OF_TURN else kind for text, kind in zip(tokens, types, strict=True))
