@@ -50,10 +50,9 @@ class _Choice:
                 self.reasoning.append(event.text)
                 yield {"reasoning_content": event.text}
             elif isinstance(event, ToolCallStart) and not self._hidden(event.index):
-                call = {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
-                self.calls.append(call)
-                # A copy: what was sent must not change when the arguments grow.
-                yield {"tool_calls": [{"index": event.index, **call, "function": dict(call["function"])}]}  # type: ignore[call-overload]
+                self.calls.append(_call(event))
+                # Another object than the one that is kept: that one's arguments grow.
+                yield {"tool_calls": [{"index": event.index, **_call(event)}]}
             elif isinstance(event, ToolCallDelta) and not self._hidden(event.index):
                 self.calls[event.index]["function"]["arguments"] += event.arguments
                 yield {"tool_calls": [{"index": event.index, "function": {"arguments": event.arguments}}]}
@@ -73,6 +72,10 @@ class _Choice:
         if self.calls:
             found["tool_calls"] = self.calls
         return found
+
+
+def _call(event: ToolCallStart) -> dict[str, Any]:
+    return {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
 
 
 class ChatReply:

@@ -8,8 +8,8 @@ import attrs
 import flask
 
 from strata_core.errors import NotFound
-from strata_core.server.holder import EngineHolder
 from strata_core.server.collector import Latencies
+from strata_core.server.holder import EngineHolder
 from strata_core.server.security import Gate
 from strata_core.settings import Settings, SettingsTable
 

@@ -56,7 +56,7 @@ def _find(conversation_id: str) -> list[ConversationInfo]:
 
 @blueprint.get("/v1/conversations")
 def list_conversations() -> flask.Response:
-    """The conversations that are kept, in slots and on all levels; one that has several copies is there several times."""
+    """The conversations that are kept, in slots and on all levels; every copy of one is an entry."""
     return flask.jsonify({"object": "list", "data": [_shown(item) for item in _own_conversations()]})
 
 

@@ -145,7 +145,8 @@ def read_sampling(body: Body, settings: Settings, logprobs: int | None) -> Sampl
     seed = body.integer("seed", low=-(2**63), high=2**63 - 1)
     if seed is None and settings.seed >= 0:
         seed = settings.seed
-    repetition, window = body.one_of("repetition_penalty", "repeat_penalty"), body.one_of("penalty_window", "repeat_last_n")
+    repetition = body.one_of("repetition_penalty", "repeat_penalty")
+    window = body.one_of("penalty_window", "repeat_last_n")
     plain = Sampling()
     return Sampling(
         temperature=_or(body.number("temperature"), settings.temperature),

@@ -152,7 +152,7 @@ def _frames(
         return  # nobody listens
     except StrataError as error:
         yield from _last_words(error)
-    except Exception as error:  # noqa: BLE001 - the status has been sent: the stream is the only place left to say it
+    except Exception as error:
         log.exception("a stream failed")
         yield from _last_words(error)
     finally:

@@ -158,7 +158,7 @@ class Application(BaseApplication):  # type: ignore[misc]
             say("error: the process that loads the model died")
             sys.exit(1)
         self._state.ready = False
-        say(f"the serving process {worker.pid} died; starting a new one, conversations that were only in memory are lost")
+        say(f"the serving process {worker.pid} died and is started again; what was only in its memory is lost")
 
 
 def run(service: Service, sock: socket.socket, url: str) -> int:

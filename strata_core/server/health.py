@@ -29,5 +29,10 @@ def health() -> flask.Response:
 def root() -> flask.Response:
     """What this is and where its description is."""
     return flask.jsonify(
-        {"service": "strata", "version": strata_core.__version__, "api": "OpenAI-compatible", "docs": "docs/http-api.md"}
+        {
+            "service": "strata",
+            "version": strata_core.__version__,
+            "api": "OpenAI-compatible",
+            "docs": "docs/http-api.md",
+        }
     )

@@ -10,8 +10,10 @@ import attrs
 
 from strata_core.errors import InvalidRequest
 from strata_core.server.body import Body, kind_of, refuse
+from strata_core.tokens.template import RESERVED
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_TAKEN = RESERVED | {"template", "tokenizer"}
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -39,6 +41,9 @@ def read_chat_input(body: Body) -> ChatInput:
         raise InvalidRequest("messages is empty", param="messages")
     tools, choice = read_tools(body)
     variables = dict(body.mapping("chat_template_kwargs") or {})
+    taken = sorted(_TAKEN & variables.keys())
+    if taken:
+        raise InvalidRequest(f"chat_template_kwargs may not set {', '.join(taken)}", param="chat_template_kwargs")
     if choice is not None:
         variables["tool_choice"] = choice
     return ChatInput([_read_message(index, message) for index, message in enumerate(messages)], tools, variables)
@@ -141,7 +146,8 @@ def _check_tool(where: str, tool: object) -> None:
     if not isinstance(tool, dict):
         refuse(where, "an object", tool)
     if tool.get("type") != "function":
-        raise InvalidRequest(f"{where}: tools of type {tool.get('type')!r} are not supported, only function", param=where)
+        kind = tool.get("type")
+        raise InvalidRequest(f"{where}: tools of type {kind!r} are not supported, only function", param=where)
     function = tool.get("function")
     if not isinstance(function, dict):
         refuse(f"{where}.function", "an object", function)

@@ -65,10 +65,10 @@ def _render(engine: Engine, chat: ChatInput) -> RenderedPrompt:
 
 
 def _parser(engine: Engine, settings: Settings, chat: ChatInput, prompt: RenderedPrompt) -> ReplyParser:
-    """What reads one reply. Tool calls are looked for only when the request has tools, thinking if the template has it."""
+    """What reads one reply: tool calls only if the request has tools, thinking only if the template has it."""
     names = [tool["function"]["name"] for tool in chat.tools or () if settings.tool_parser != "off"]
     template = engine.template
-    source = None if template is None else template.with_tools if chat.tools and template.with_tools else template.source
+    source = template and ((chat.tools and template.with_tools) or template.source)
     return parser_for(source, prompt_text=prompt.text, tool_names=names, reasoning=settings.reasoning_parser != "off")
 
 

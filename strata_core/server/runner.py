@@ -36,7 +36,8 @@ def listen(host: str, port: int) -> socket.socket:
     :raises SettingsError: the name does not resolve, or the address cannot be bound.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror or error}", param="port") from None
@@ -75,5 +76,5 @@ def serve(settings: Settings, plugins: Plugins, open_engine: OpenEngine = _open_
     try:
         from strata_core.server import waitress_runner
     except ImportError as error:
-        raise SettingsError(f"server: waitress is not installed ({error}): pip install waitress", param="server") from None
+        raise SettingsError(f"server: {error}; pip install waitress, or use gunicorn", param="server") from None
     return waitress_runner.run(service, sock, url_of(sock))

@@ -14,7 +14,7 @@ from strata_core.errors import Forbidden, SettingsError, Unauthorized
 from strata_core.settings.core import Settings
 
 OPEN_ENDPOINTS = frozenset({"health.health"})
-"""Endpoints that need neither key nor known Host: probes of orchestrators send neither, and nothing private is in them."""
+"""Endpoints that need neither key nor known Host: orchestrators send neither, and nothing private is in them."""
 
 _ALLOWED_METHODS = "GET, POST, DELETE, OPTIONS"
 

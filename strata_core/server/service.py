@@ -73,7 +73,7 @@ class Service:
         except StrataError as error:
             say(f"error: {error.message}")
             failed(error.exit_code)
-        except BaseException:  # noqa: BLE001 - a bug; the thread's end must not leave a server that loads for ever
+        except BaseException:
             log.exception("loading the model failed")
             failed(1)
         else:

@@ -40,7 +40,7 @@ For each call write <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_e
 {%- if message.content == 'refuse me' %}{{ raise_exception('refused by the template') }}{% endif %}
 {{- '<|im_start|>' + message.role + '\n' + (message.content or '') + '<|im_end|>\n' }}
 {%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if thinking %}{{ '<think>\n' }}{% endif %}{% endif %}"""
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' + ('<think>\n' if thinking else '') }}{% endif %}"""
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -48,7 +48,7 @@ def byte_tokenizer() -> Tokenizer:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-    tokens = [letters[byte] for byte in range(256)] 
+    tokens = [letters[byte] for byte in range(256)]
     tokens += ["<|endoftext|>", "<|im_start|>", "<|im_end|>", letters[1] + letters[2]]
     return Tokenizer.from_metadata(
         {
@@ -66,7 +66,7 @@ def byte_tokenizer() -> Tokenizer:
 
 @attrs.frozen
 class Script:
-    """What a request gets: a reply of which each character is a delta after ``delay`` s, after ``read`` s of reading."""
+    """What a request gets: a reply of which each character is a delta after ``delay`` s; reading takes ``read`` s."""
 
     reply: str = "Hello there."
     delay: float = 0.0
@@ -88,12 +88,12 @@ def scripted(**script: object) -> str:
 class FakeEngine:
     name = "fake"
     aliases = ("other-name",)
-    facts = {"backend": "script"}
     max_context = 4096
     geometry = Geometry(architecture="llama", layers=1, width=8, vocab=260, context=4096)
 
     def __init__(self, *, parallel: int = 2, queue: int = 4, template: str | None = CHATML):
         self.parallel, self._queue = parallel, queue
+        self.facts = {"backend": "script"}
         self.tokenizer = byte_tokenizer()
         special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
         self.template = None if template is None else ChatTemplate(template, **special)

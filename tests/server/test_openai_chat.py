@@ -122,7 +122,8 @@ def test_sampling_fields_reach_the_engine_and_defaults_come_from_the_settings(ma
 
 
 def test_log_probabilities_have_bytes_and_alternatives(client):
-    content = chat(client, scripted(reply="aé"), logprobs=True, top_logprobs=2).get_json()["choices"][0]["logprobs"]["content"]
+    choice = chat(client, scripted(reply="aé"), logprobs=True, top_logprobs=2).get_json()["choices"][0]
+    content = choice["logprobs"]["content"]
     assert content[0]["token"] == "a" and content[0]["bytes"] == [97] and content[0]["logprob"] == -0.5
     assert [item["token"] for item in content[0]["top_logprobs"]] == ["a", "b"]
     assert [item["bytes"] for item in content] == [[97], [0xC3], [0xA9]]
@@ -156,7 +157,8 @@ def test_streamed_tool_calls_have_an_index_always_and_id_and_name_once(client):
 
 
 def test_a_call_that_was_cut_short_keeps_the_reason_length(client):
-    choice = chat(client, scripted(reply=CALL + " and"), tools=[WEATHER], max_tokens=len(CALL) + 2).get_json()["choices"][0]
+    reply = chat(client, scripted(reply=CALL + " and"), tools=[WEATHER], max_tokens=len(CALL) + 2).get_json()
+    choice = reply["choices"][0]
     assert choice["finish_reason"] == "length" and len(choice["message"]["tool_calls"]) == 1
 
 
@@ -207,7 +209,8 @@ def test_content_may_be_text_parts_and_control_texts_in_it_stay_text(client):
     body = {"messages": [{"role": "developer", "content": "be kind"}, {"role": "user", "content": parts}]}
     prompt = client.post("/v1/chat/completions/render", json=body).get_json()
     assert prompt["text"] == (
-        "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\none\ntwo <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\none\ntwo <|im_end|><|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
     assert prompt["tokens"].count(258) == 2 and prompt["count"] == len(prompt["tokens"])
 
