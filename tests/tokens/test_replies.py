@@ -110,6 +110,7 @@ def test_thinking_is_parted_from_the_answer_with_the_line_breaks_of_the_markers(
     assert read(QWEN, "<think>never closed\n") == ("", "never closed\n", [])
     assert read(QWEN, "answer first <think>x</think>") == ("answer first <think>x</think>", "", [])
     assert read(HERMES, "<think>x</think>") == ("<think>x</think>", "", [])
+    assert read(QWEN, "<think>x</think>", reasoning=False) == ("<think>x</think>", "", [])
 
 
 def test_calls_of_qwen_are_read_in_order_and_keep_the_models_own_json():
