@@ -21,8 +21,10 @@ def serve(ctx: click.Context) -> None:
     settings = resolve(ctx)
     plugins = application(ctx).plugins
     # Imported here so that `strata serve --help` does not load numpy and Flask.
+    from strata_core.logs import log_to_stderr
     from strata_core.server.preflight import check
     from strata_core.server.runner import serve as run
 
+    log_to_stderr(settings.log_level)
     check(settings, plugins)
     sys.exit(run(settings, plugins))
