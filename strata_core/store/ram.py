@@ -56,6 +56,7 @@ class RamLevel(Level):
         self._max_bytes = max_bytes
         self._max_entries = max_entries
         self._block_bytes = sum(pool.layout.nbytes for pool in pools)
+        self._bytes = 0  # held by all entries
         self._kept: dict[str, _Kept] = {}
         self._index: PrefixIndex[str] = PrefixIndex()
         self._holders: Counter[bytes] = Counter()  # how many entries hold the page with each address
@@ -67,10 +68,7 @@ class RamLevel(Level):
         return [(self._kept[key].entry, shared) for key, shared in self._index.longest(query, excluded)]
 
     def usage(self) -> Usage:
-        tails = sum(self._tail_blocks(kept.entry) for kept in self._kept.values())
-        ids = sum(_ids_bytes(kept.entry) for kept in self._kept.values())
-        used = (len(self._holders) + tails) * self._block_bytes + ids
-        return Usage(used, len(self._kept), self._max_bytes, self._max_entries)
+        return Usage(self._bytes, len(self._kept), self._max_bytes, self._max_entries)
 
     def weigh(self, entries: Collection[Entry]) -> int:
         addresses = {address for entry in entries for address in entry.addresses}
@@ -89,6 +87,7 @@ class RamLevel(Level):
         self._kept[entry.id] = kept
         self._index.add(entry.id, entry)
         self._holders.update(entry.addresses)
+        self._bytes += cost
 
     def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
         kept = self._kept[entry.id]
@@ -111,6 +110,7 @@ class RamLevel(Level):
             self._holders[address] -= 1
             if not self._holders[address]:
                 del self._holders[address]
+        self._bytes -= self.cost(kept.entry)  # what it would add now is what it no longer holds
         self._settle(kept)  # a copy under way still writes to pages that are about to be free
         kept.pages.release()
 
