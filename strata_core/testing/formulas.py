@@ -1,0 +1,80 @@
+"""What backends are compared with: the contract's formulas, written as plainly as possible in float64.
+
+Nothing here is shared with the reference backend, which is compared with these like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata_core.compute.base import AttentionSpec, Rotation
+
+Doubles = NDArray[np.float64]
+
+
+def rms_norm(x: NDArray[Any], weight: NDArray[Any], eps: float) -> Doubles:
+    groups = np.asarray(x, np.float64).reshape(-1, len(weight))
+    normed = groups / np.sqrt((groups**2).mean(axis=1, keepdims=True) + eps) * weight
+    return np.asarray(normed, np.float64).reshape(x.shape)
+
+
+def activation(name: str, x: NDArray[Any]) -> Doubles:
+    x = np.asarray(x, np.float64)
+    if name == "silu":
+        return np.asarray(x * 0.5 * (1 + np.tanh(x / 2)))  # x * sigmoid(x), without an exp that overflows
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+
+
+def rope(x: NDArray[Any], positions: NDArray[Any], rotation: Rotation, heads: int) -> Doubles:
+    """One pair at a time."""
+    rows, width = x.shape
+    out = np.asarray(x, np.float64).reshape(rows, heads, width // heads).copy()
+    for pair, frequency in enumerate(rotation.inverse_frequencies):
+        i, j = (2 * pair, 2 * pair + 1) if rotation.interleaved else (pair, pair + rotation.rotated // 2)
+        angle = (positions.astype(np.float32) * np.float32(frequency)).astype(np.float64)[:, None]
+        a, b = out[:, :, i].copy(), out[:, :, j].copy()
+        out[:, :, i] = rotation.magnitude * (a * np.cos(angle) - b * np.sin(angle))
+        out[:, :, j] = rotation.magnitude * (a * np.sin(angle) + b * np.cos(angle))
+    return out.reshape(rows, width)
+
+
+def through(kv_type: str, rows: NDArray[np.float32]) -> Doubles:
+    """Rows ``(..., width)`` after being stored in a K/V type."""
+    if kv_type == "f16":
+        return np.asarray(rows.astype(np.float16), np.float64)
+    if kv_type == "bf16":
+        low = rows.view(np.uint32) & np.uint32(0xFFFF0000)  # toward zero
+        down = low.view(np.float32).astype(np.float64)
+        up = (low + np.uint32(0x10000)).view(np.float32).astype(np.float64)  # away from zero
+        exact = rows.astype(np.float64)
+        nearer_up, tie = np.abs(up - exact) < np.abs(exact - down), np.abs(up - exact) == np.abs(exact - down)
+        odd = (low >> 16) % 2 == 1
+        return np.where(nearer_up | (tie & odd), up, down)
+    if kv_type == "int8":
+        scale = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(127)
+        return np.asarray(np.round(rows / np.where(scale > 0, scale, 1)) * scale.astype(np.float64))
+    return np.asarray(rows, np.float64)
+
+
+def attention(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], start: int, spec: AttentionSpec) -> Doubles:
+    """Attention of one sequence, one row and one head at a time.
+
+    :param q: ``(rows, heads, head_dim)`` at positions ``start ..``.
+    :param k: ``(positions, kv_heads, head_dim)``; :param v: ``(positions, kv_heads, value_dim)``; all from position 0.
+    :returns: ``(rows, heads * value_dim)``.
+    """
+    out = np.zeros((len(q), spec.heads, spec.value_dim))
+    for row in range(len(q)):
+        position = start + row
+        first = 0 if spec.window is None else max(0, position - spec.window + 1)
+        for head in range(spec.heads):
+            shared = head // (spec.heads // spec.kv_heads)
+            scores = spec.scale * (k[first : position + 1, shared] @ q[row, head].astype(np.float64))
+            if spec.softcap is not None:
+                scores = spec.softcap * np.tanh(scores / spec.softcap)
+            weights = np.exp(scores - scores.max())
+            out[row, head] = weights @ v[first : position + 1, shared] / weights.sum()
+    return out.reshape(len(q), -1)
