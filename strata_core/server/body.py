@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import flask
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from strata_core.errors import InvalidRequest
 
@@ -19,8 +20,9 @@ def read_json() -> dict[str, Any]:
     """The JSON object in the body of the current request, whatever its content type says.
 
     :raises InvalidRequest: it is not JSON, not an object, or holds text that is not Unicode.
+    :raises RequestEntityTooLarge: it is larger than the application's bound.
     """
-    raw = flask.request.get_data(cache=False)
+    raw = _read_bounded(flask.request)
     try:
         value = json.loads(raw, parse_constant=_no_constant)
     except RecursionError:
@@ -36,6 +38,15 @@ def read_json() -> dict[str, Any]:
         except UnicodeEncodeError:
             raise InvalidRequest("the request body has a lone surrogate (\\ud800 to \\udfff)") from None
     return value
+
+
+def _read_bounded(request: flask.Request) -> bytes:
+    """The whole body. Werkzeug refuses too large a ``Content-Length`` but cuts a chunked body off at the bound."""
+    raw = request.get_data(cache=False)
+    bound = request.max_content_length
+    if request.content_length is None and bound is not None and len(raw) >= bound:
+        raise RequestEntityTooLarge
+    return raw
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -16,7 +16,7 @@ from strata_core.settings import Settings
 
 
 def main(options: dict) -> int:
-    settings = Settings(port=0, **options.get("settings", {}))
+    settings = Settings(**{"port": 0, **options.get("settings", {})})
 
     def open_engine(settings, plugins, progress):
         progress("reading weights", 0.5)
