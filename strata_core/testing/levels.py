@@ -246,7 +246,10 @@ class LevelTests:
         _check_contents(scene, level, scene.put(level, tokens(1, 11)))
 
     def test_a_thousand_entries(self, scene: Scene, level: Level) -> None:
-        entries = [scene.put(level, [number, *range(number % 10)]) for number in range(1000)]
+        entries = []
+        for number in range(1000):
+            entries.append(scene.put(level, [number, *range(number % 10)]))
+            level.poll()
         assert level.usage().entries == 1000
         assert level.usage().bytes == level.weigh(entries)
         for entry in entries[::7]:
