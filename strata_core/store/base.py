@@ -11,17 +11,20 @@ What a level must keep to, and what the conformance suite checks:
   never offers such an entry again.
 * A level never evicts by itself. It says what an entry would cost and what it may hold; the coordinator removes.
 * All calls come from the engine thread. A level with its own threads hides them, holds the pages it still reads from
-  (``HeldPages.fork``) and gives them back in ``poll``.
+  (``HeldPages.fork``) and gives them back in ``poll``, which also says what their work came to (:class:`Outcome`).
+* An entry whose ``put`` or ``adopt`` is still under way is offered by ``find`` and can be loaded.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 import numpy as np
+
+from strata_core.errors import LevelError
 
 if TYPE_CHECKING:
     from strata_core.conversations.identity import Identity
@@ -43,6 +46,8 @@ class Entry:
     :ivar created: :ivar used: seconds since the epoch; ``used`` orders eviction.
     :ivar reason: why it left its slot (``switch``, ``rewind``, ``shutdown`` ...).
     :ivar pinned: never a victim of budget or age.
+    :ivar turns: positions of the tokens that open a turn, ascending: where a client may come back to.
+    :ivar root: whether this is the beginning of conversations (a system prompt), kept for its own sake.
     """
 
     id: str
@@ -55,16 +60,42 @@ class Entry:
     reason: str
     tenant: str = ""
     pinned: bool = False
+    turns: tuple[int, ...] = attrs.field(default=(), repr=False)
+    root: bool = False
 
 
 @attrs.frozen
 class Usage:
-    """What a level holds, all parts counted, and may hold at most (None: no bound)."""
+    """What a level holds, all parts counted, and may hold at most (None: no bound).
+
+    Entries that are leaving (:meth:`Level.set_leaving`) weigh nothing: their room is promised to others.
+    """
 
     bytes: int
     entries: int
     max_bytes: int | None
     max_entries: int | None
+
+
+@attrs.frozen(eq=False)
+class Outcome:
+    """What background work of a level came to.
+
+    :ivar kind: ``stored``: a ``put`` is complete and readable from the level's own medium. ``adopted``: the level has
+        taken the entry over from the level above, which can let it go. ``failed``: the level could not, and lists the
+        entry no more.
+    :ivar nbytes: bytes written; :ivar parts: new segments written; :ivar seconds: how long the work took.
+    :ivar pages: of a failed ``put``: the entry's pages, so that they can be kept elsewhere. Whoever takes the outcome
+        releases them.
+    """
+
+    kind: Literal["stored", "adopted", "failed"]
+    entry: Entry
+    nbytes: int = 0
+    parts: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    pages: HeldPages | None = None
 
 
 class Level(ABC):
@@ -131,12 +162,47 @@ class Level(ABC):
     def update(self, entry: Entry) -> None:
         """Take over ``used`` and ``pinned`` of an entry with the same id."""
 
+    def holds(self, entry_id: str) -> bool:
+        """Whether an entry is listed."""
+        return any(entry.id == entry_id for entry in self.entries())
+
+    def beginnings(self, entry: Entry) -> list[Entry]:
+        """Entries, other than this one, whose tokens are a beginning of this one's or equal to them."""
+        return [
+            other
+            for other in self.entries()
+            if other.id != entry.id
+            and other.identity == entry.identity
+            and len(other.tokens) <= len(entry.tokens)
+            and np.array_equal(other.tokens, entry.tokens[: len(other.tokens)])
+        ]
+
+    def adopt(self, entry: Entry, source: Level) -> None:
+        """Begin to take an entry over from the level above, without passing through the engine's pools. It keeps its
+        age. The outcome comes from ``poll``; until then both levels have it, and only then is the source's removed.
+
+        :raises LevelError: the two levels do not know how (the default), or this one refuses; nothing has begun.
+        """
+        raise LevelError(f"level {self.name} cannot take entries over from level {source.name}")
+
+    def set_leaving(self, entry: Entry, leaving: bool) -> None:
+        """An entry is on its way to another level (or stays after all): it is still offered and read, but its room is
+        promised to others. Called only for levels whose entries ``adopt`` can take."""
+        raise LevelError(f"entries of level {self.name} do not leave on their own")
+
+    def flush(self) -> None:  # noqa: B027 - a level without a medium has nothing to flush
+        """Return when everything that was put or adopted before would survive a power cut.
+
+        :raises LevelError: it would not.
+        """
+
     def busy(self) -> bool:
         """Whether background work is under way that ``poll`` will have to finish."""
         return False
 
-    def poll(self) -> None:  # noqa: B027 - a level without background work has nothing to finish
-        """Called between steps: finish what background work has completed. Never blocks."""
+    def poll(self) -> Sequence[Outcome]:
+        """Called between steps: finish what background work has completed, and tell what it came to. Never blocks."""
+        return ()
 
     def settle(self) -> None:  # noqa: B027
         """Wait until no background work holds pages of the engine's pools. Called when these have run out."""

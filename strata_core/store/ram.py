@@ -21,7 +21,7 @@ from strata_core.errors import BackendError, DamagedEntry, LevelError, OutOfMemo
 from strata_core.pool.pool import PagePool
 from strata_core.pool.sink import PageSink
 from strata_core.pool.table import HeldPages
-from strata_core.store.base import Entry, Level, Usage
+from strata_core.store.base import Entry, Level, Outcome, Usage
 
 #: Bytes charged per entry for its objects (dictionaries, index lists), beside pages, ids and addresses.
 ENTRY_OVERHEAD = 4096
@@ -120,10 +120,11 @@ class RamLevel(Level):
     def busy(self) -> bool:
         return any(kept.source is not None for kept in self._kept.values())
 
-    def poll(self) -> None:
+    def poll(self) -> Sequence[Outcome]:
         for kept in self._kept.values():
             if kept.source is not None and all(event.done() for event in kept.copies):
                 self._settle(kept)
+        return ()
 
     def settle(self) -> None:
         for kept in self._kept.values():
