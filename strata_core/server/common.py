@@ -61,7 +61,10 @@ def tenant() -> str:
 
 
 def check_model(engine: Engine, name: str | None) -> None:
-    """:raises NotFound: a request names a model that is not served here; no name means the one that is."""
+    """:raises NotFound: a request names a model that is not served here.
+
+    No name, or ``default``, means the one that is.
+    """
     known = (engine.name, *engine.aliases)
-    if name is not None and name not in known:
+    if name not in (None, "default", *known):
         raise NotFound(f"model {name!r} is not served here; this server has {', '.join(known)}", param="model")

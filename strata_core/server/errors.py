@@ -56,9 +56,6 @@ def _http_error(error: HTTPException) -> flask.Response:
     response.status_code = status
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
-    if status == 413:
-        # What is left of the body was not read, so the connection cannot carry another request.
-        response.headers["Connection"] = "close"
     return response
 
 

@@ -68,7 +68,9 @@ def _parser(engine: Engine, settings: Settings, chat: ChatInput, prompt: Rendere
     """What reads one reply: tool calls only if the request has tools, thinking only if the template has it."""
     names = [tool["function"]["name"] for tool in chat.tools or () if settings.tool_parser != "off"]
     template = engine.template
-    source = template and ((chat.tools and template.with_tools) or template.source)
+    source = None
+    if template is not None:
+        source = (template.with_tools if chat.tools else None) or template.source
     return parser_for(source, prompt_text=prompt.text, tool_names=names, reasoning=settings.reasoning_parser != "off")
 
 

@@ -110,10 +110,11 @@ def test_a_body_that_is_no_json_object_is_400(client, raw):
     error_of(client.post("/v1/chat/completions", data=raw), 400)
 
 
-def test_another_model_is_404_and_an_alias_is_not(client):
+def test_another_model_is_404_and_its_names_are_not(client):
     error = error_of(client.post("/v1/chat/completions", json={"messages": HELLO, "model": "gpt-9"}), 404)
     assert error["param"] == "model" and "fake" in error["message"]
-    assert client.post("/v1/chat/completions", json={"messages": HELLO, "model": "other-name"}).status_code == 200
+    for name in ("fake", "other-name", "default", None):
+        assert client.post("/v1/chat/completions", json={"messages": HELLO, "model": name}).status_code == 200
 
 
 def test_unknown_routes_and_methods_have_the_same_shape(client):
