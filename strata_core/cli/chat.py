@@ -6,6 +6,13 @@ import click
 
 from strata_core.cli.app import application
 from strata_core.cli.options import resolve, settings_options
+from strata_core.settings import Settings
+from strata_core.settings.schema import flag_of
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed")
+"""Settings that are also fields of a request."""
+CLIENT = ("port", "api_key", "log_level", "plugins", "disable_plugins")
+"""Settings that mean something to whoever talks to a server."""
 
 
 @settings_options
@@ -23,6 +30,10 @@ def chat(ctx: click.Context, url: str | None, local: bool, system: str | None) -
     if url and local:
         raise click.UsageError("--url and --local exclude each other")
     settings = resolve(ctx)
+    # Sampling that the user chose goes with each request; the rest of the settings is the server's business.
+    chosen = {name: getattr(settings, name) for name in SAMPLING if name in settings.sources}
+    # The settings' words for "no limit" and "a new one each time" are no values of these fields.
+    fields = {name: value for name, value in chosen.items() if (name, value) not in (("max_tokens", 0), ("seed", -1))}
     from rich.console import Console
 
     from strata_core.cli import chat_transport as transports
@@ -32,10 +43,19 @@ def chat(ctx: click.Context, url: str | None, local: bool, system: str | None) -
     address = (url or f"http://127.0.0.1:{settings.port}").rstrip("/").removesuffix("/v1")
     remote = transports.Remote(address, next(iter(settings.api_key), None))
     if url or (not local and remote.answers()):
+        _refuse_without_effect(settings, remote.url)
         remote.check()
-        ChatSession(remote, console, system).run()
+        ChatSession(remote, console, system, fields).run()
         return
     if not local:
         console.print(f"no server answers at {remote.url}; loading the model here", style="dim", highlight=False)
     with transports.Local(settings, application(ctx).plugins) as inside:
-        ChatSession(inside, console, system).run()
+        ChatSession(inside, console, system, fields).run()
+
+
+def _refuse_without_effect(settings: Settings, url: str) -> None:
+    """:raises UsageError: the command line has settings that a running server cannot take over."""
+    given = [name for name, source in settings.sources.items() if source.startswith("command line")]
+    lost = [flag_of(name) for name in given if name not in (*SAMPLING, *CLIENT)]
+    if lost:
+        raise click.UsageError(f"{', '.join(lost)} cannot change the server at {url}; add --local to load a model here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -30,14 +31,16 @@ class _Reply:
 
     def summary(self) -> str:
         """What was read, what was reused and the speeds, as far as the server told."""
-        if self.usage is None or self.first is None:
+        if self.usage is None:
             return ""
         prompt, generated = self.usage["prompt_tokens"], self.usage["completion_tokens"]
         cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-        waited = self.first - self.begun
-        parts = [f"prompt {prompt} = {cached} cached + {prompt - cached} read", f"first token {waited:.2f} s"]
-        spent = self.last - self.first
-        rate = f", {(generated - 1) / spent:.1f} tokens/s" if generated > 1 and spent > 0 else ""
+        parts = [f"prompt {prompt} = {cached} cached + {prompt - cached} read"]
+        rate = ""
+        if self.first is not None:  # None: the reply has no text
+            parts.append(f"first token {self.first - self.begun:.2f} s")
+            spent = self.last - self.first
+            rate = f", {(generated - 1) / spent:.1f} tokens/s" if generated > 1 and spent > 0 else ""
         return " · ".join([*parts, f"{generated} tokens{rate}"])
 
 
@@ -45,9 +48,11 @@ class ChatSession:
     """One conversation at a time.
 
     :param system: system prompt that every conversation begins with, or None.
+    :param fields: further fields of every request, such as sampling.
     """
 
-    def __init__(self, transport: Transport, console: Console, system: str | None):
+    def __init__(self, transport: Transport, console: Console, system: str | None, fields: Mapping[str, Any]):
+        self._fields = dict(fields)
         self._transport = transport
         self._console = console
         self._start = [{"role": "system", "content": system}] if system else []
@@ -76,7 +81,7 @@ class ChatSession:
         """Send a turn and print the reply. One that failed is not part of the conversation."""
         self.messages.append({"role": "user", "content": text})
         reply = _Reply()
-        body = {"messages": self.messages, "stream": True, "stream_options": {"include_usage": True}}
+        body = {"messages": self.messages, "stream": True, "stream_options": {"include_usage": True}, **self._fields}
         try:
             with self._transport.stream(body) as events:
                 for event in events:

@@ -13,7 +13,7 @@ import flask
 import numpy as np
 
 from strata_core.engine.requests import Delta, Request
-from strata_core.errors import Cancelled, StrataError
+from strata_core.errors import Cancelled, InvalidRequest, StrataError
 from strata_core.server import common, sse
 from strata_core.server.disconnect import probe_of
 from strata_core.server.errors import describe
@@ -46,9 +46,18 @@ def submit(
 
     :param visible: control tokens whose texts the reply's parser must see.
 
+    :raises InvalidRequest: more choices than can ever wait at once.
     :raises StrataError: the engine refuses one; none is then left running.
     """
     check_logit_bias(options.sampling, engine.tokenizer.vocab_size)
+    room = engine.parallel + common.parts().settings.queue
+    if len(prompts) * options.n > room:
+        # Refused for good: "overloaded, try again" would be said for ever.
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with n = {options.n} are {len(prompts) * options.n} choices, but slots and queue"
+            f" (--parallel, --queue) hold {room}",
+            param="prompt" if len(prompts) > 1 else "n",
+        )
     running: list[Any] = []
     try:
         for prompt in prompts:

@@ -159,8 +159,8 @@ class FakeEngine:
         handle.put(Started(total, cached, "ram" if cached else None))
         done = cached
         while done < total:
-            done = min(total, done + max(1, total // 4))
-            time.sleep(script.read / 4)
+            done = min(total, done + max(1, total // 32))
+            time.sleep(script.read / 32)
             if handle.cancelled:
                 return self._end(handle, "cancelled", cached, 0)
             if request.progress:

@@ -117,6 +117,14 @@ def test_another_model_is_404_and_its_names_are_not(client):
         assert client.post("/v1/chat/completions", json={"messages": HELLO, "model": name}).status_code == 200
 
 
+def test_more_choices_than_can_ever_wait_are_400_and_not_try_again(make_client, engine):
+    client = make_client(queue=2)
+    error = error_of(client.post("/v1/chat/completions", json={"messages": HELLO, "n": 5}), 400)
+    assert error["param"] == "n" and "hold 4" in error["message"]
+    error = error_of(client.post("/v1/completions", json={"prompt": ["a", "b"], "n": 3}), 400)
+    assert error["param"] == "prompt" and not engine.requests
+
+
 def test_unknown_routes_and_methods_have_the_same_shape(client):
     assert error_of(client.get("/v1/nothing"), 404)["code"] == "not_found"
     reply = client.get("/v1/chat/completions")

@@ -59,5 +59,6 @@ def test_every_metric_that_dashboards_know_is_named():
 
 
 def test_links_within_the_page_lead_somewhere():
-    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", PAGE, re.M)}
+    titles = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
     assert set(re.findall(r"\]\(#([^)]+)\)", PAGE)) <= anchors

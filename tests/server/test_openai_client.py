@@ -22,7 +22,8 @@ WEATHER = {
     },
 }
 TWO_CALLS = "".join(
-    f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>\n' for city in ("Oslo", "Rome")
+    f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>\n'
+    for city in ("Oslo", "Rome")
 )
 
 
@@ -44,8 +45,8 @@ def test_chat(client):
 
 
 def test_streamed_chat_with_usage(client):
-    stream = client.chat.completions.create(**ask(scripted(reply="世界 🙂")), stream=True, stream_options={"include_usage": True})
-    chunks = list(stream)
+    ask_for = ask(scripted(reply="世界 🙂"))
+    chunks = list(client.chat.completions.create(**ask_for, stream=True, stream_options={"include_usage": True}))
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "世界 🙂"
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == len("世界 🙂".encode())
     assert [c.usage for c in chunks[:-1]] == [None] * (len(chunks) - 1)
@@ -58,7 +59,8 @@ def test_the_stream_helper_collects_parallel_tool_calls(client):
     assert [json.loads(event.arguments)["city"] for event in seen] == ["Oslo", "Rome"]
     choice = final.choices[0]
     assert choice.finish_reason == "tool_calls"
-    assert [call.function.parsed_arguments for call in choice.message.tool_calls] == [{"city": "Oslo"}, {"city": "Rome"}]
+    parsed = [call.function.parsed_arguments for call in choice.message.tool_calls]
+    assert parsed == [{"city": "Oslo"}, {"city": "Rome"}]
     assert len({call.id for call in choice.message.tool_calls}) == 2
 
 

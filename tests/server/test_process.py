@@ -72,15 +72,15 @@ def quiet(server):
 @pytest.mark.parametrize("when", ["reading", "generating"])
 def test_a_client_that_hangs_up_frees_its_slot_at_once(fake_server, carrier, stream, when):
     server = fake_server(settings={"parallel": 1, "server": carrier})
-    script = {"read": 20} if when == "reading" else {"reply": LONG, "delay": 0.05}
+    script = {"read": 10} if when == "reading" else {"reply": LONG, "delay": 0.05}
     sock = open_request(server, scripted(**script), stream=stream)
     wait_until(lambda: metric(server, "strata:requests_running") == 1)
     time.sleep(0.3)
     sock.close()
     gone = time.monotonic()
-    # A reading step of the script takes a quarter of its time: what is bound here is how soon the engine is told.
-    wait_until(lambda: quiet(server), 6)
-    assert time.monotonic() - gone < (5.5 if when == "reading" else 1.0)
+    wait_until(lambda: quiet(server))
+    # One step of the script's reading is 0.3 s long.
+    assert time.monotonic() - gone < 1.5
     assert metric(server, "strata:requests_cancelled_total") == 1
     assert post(server, "still there?")[0] == 200
     assert server.stop() == 0 and "Traceback" not in server.log, server.log
