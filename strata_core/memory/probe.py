@@ -8,7 +8,9 @@ placement then refuse RAM instead of guessing.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +20,10 @@ from strata_core.memory.base import MemoryState
 
 UNLIMITED_V1 = 1 << 62
 """Version 1 has no word for "no limit" but a number near 2^63, rounded down to pages."""
+
+_LOOK_AGAIN_S = 60.0
+"""How long the process is taken to stay in its cgroups. Finding them costs more than reading their limits, and every
+conversation that is parked asks for the memory that is available."""
 
 
 def probe_memory() -> MemoryState:
@@ -46,7 +52,7 @@ def linux_memory(root: Path) -> MemoryState:
     """Memory as told by ``/proc`` and the cgroup file systems below ``root`` (``/`` except in tests)."""
     meminfo = parse_meminfo(_read(root / "proc/meminfo"))
     total, available, source = meminfo.get("MemTotal"), meminfo.get("MemAvailable"), "MemAvailable"
-    for folder, version in memory_cgroups(root):
+    for folder, version in _known_cgroups(root, int(time.monotonic() / _LOOK_AGAIN_S)):
         limit = _cgroup_limit(folder, version)
         if limit is None:
             continue
@@ -133,14 +139,19 @@ def memory_cgroups(root: Path) -> Iterator[tuple[Path, int]]:
             folder = folder.parent
 
 
+@lru_cache(maxsize=1)
+def _known_cgroups(root: Path, period: int) -> tuple[tuple[Path, int], ...]:
+    """:func:`memory_cgroups`, looked up once in a ``period``."""
+    return tuple(memory_cgroups(root))
+
+
 def _cgroup_limit(folder: Path, version: int) -> _Limit | None:
     names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    limit, usage = _read(folder / names[0]), _read(folder / names[1])
+    if cgroup_limit(limit, usage, 0) is None:
+        return None  # without the statistics, which the kernel has to add up first
     stat = parse_stat(_read(folder / "memory.stat"))
-    return cgroup_limit(
-        _read(folder / names[0]),
-        _read(folder / names[1]),
-        stat.get("inactive_file" if version == 2 else "total_inactive_file", 0),
-    )
+    return cgroup_limit(limit, usage, stat.get("inactive_file" if version == 2 else "total_inactive_file", 0))
 
 
 @attrs.frozen

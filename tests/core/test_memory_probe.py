@@ -134,6 +134,44 @@ def test_version_1_in_a_container_finds_its_limit_at_the_mount(tmp_path: Path, m
     assert linux_memory(root).available == GIB + GIB // 2
 
 
+def test_asking_again_reads_only_what_changes_and_no_statistics_of_groups_without_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/job\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            "sys/fs/cgroup/job/memory.max": "max\n",
+            "sys/fs/cgroup/job/memory.current": "5\n",
+        },
+    )
+    monkeypatch.setattr(probe.time, "monotonic", lambda: 30.0)
+    assert linux_memory(root).available == 8 * GIB
+    read: list[str] = []
+    plain = probe._read
+    monkeypatch.setattr(probe, "_read", lambda path: read.append(path.name) or plain(path))
+    linux_memory(root)
+    assert set(read) == {"meminfo", "memory.max", "memory.current"}
+    tree(root, {"sys/fs/cgroup/job/memory.max": f"{GIB}\n"})
+    assert linux_memory(root).available == GIB - 5, "a limit that was lowered meanwhile counts at once"
+
+
+def test_a_process_that_was_moved_is_found_in_its_new_cgroup_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/\n", "proc/self/mountinfo": V2_MOUNT}
+    small = {"sys/fs/cgroup/small/memory.max": f"{GIB}\n", "sys/fs/cgroup/small/memory.current": "0\n"}
+    root = tree(tmp_path, files | small)
+    now = [0.0]
+    monkeypatch.setattr(probe.time, "monotonic", lambda: now[0])
+    assert linux_memory(root).available == 8 * GIB
+    tree(root, {"proc/self/cgroup": "0::/small\n"})
+    now[0] = 60.0
+    assert linux_memory(root).available == GIB
+
+
 def kernel32(physical: int, commit: int, *, succeeds: bool = True) -> SimpleNamespace:
     def fill(reference: object) -> int:
         status = reference._obj  # type: ignore[attr-defined]
