@@ -38,7 +38,7 @@ def rope(x: NDArray[Any], positions: NDArray[Any], rotation: Rotation, heads: in
         a, b = out[:, :, i].copy(), out[:, :, j].copy()
         out[:, :, i] = rotation.magnitude * (a * np.cos(angle) - b * np.sin(angle))
         out[:, :, j] = rotation.magnitude * (a * np.sin(angle) + b * np.cos(angle))
-    return out.reshape(rows, width)
+    return np.asarray(out.reshape(rows, width))
 
 
 def through(kv_type: str, rows: NDArray[np.float32]) -> Doubles:
@@ -52,10 +52,10 @@ def through(kv_type: str, rows: NDArray[np.float32]) -> Doubles:
         exact = rows.astype(np.float64)
         nearer_up, tie = np.abs(up - exact) < np.abs(exact - down), np.abs(up - exact) == np.abs(exact - down)
         odd = (low >> 16) % 2 == 1
-        return np.where(nearer_up | (tie & odd), up, down)
+        return np.asarray(np.where(nearer_up | (tie & odd), up, down))
     if kv_type == "int8":
         scale = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(127)
-        return np.asarray(np.round(rows / np.where(scale > 0, scale, 1)) * scale.astype(np.float64))
+        return np.asarray(np.round(rows / np.where(scale > 0, scale, 1)) * scale, np.float64)
     return np.asarray(rows, np.float64)
 
 
