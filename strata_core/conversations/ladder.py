@@ -9,20 +9,17 @@ A level that fails costs what it could have given, not the request: it is report
 
 from __future__ import annotations
 
-import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
-import numpy as np
 
 from strata_core.conversations.index import Query
 from strata_core.errors import LevelError
 from strata_core.pool.table import HeldPages
-from strata_core.store.base import Entry, Level, Usage
-
-log = logging.getLogger("strata.cache")
+from strata_core.store.base import Entry, Level, Outcome, Usage
 
 #: Called with an entry that has left a level, the level's name, the reason, and the name of the level below that has it
 #: now, or None when nothing has.
@@ -41,8 +38,9 @@ class Found:
 
 
 def victims(entries: Sequence[Entry], protected: frozenset[str]) -> list[Entry]:
-    """Entries that may leave, in the order in which they do: least recently used first. Pure."""
-    return sorted((e for e in entries if not e.pinned and e.id not in protected), key=lambda e: e.used)
+    """Entries that may leave, in the order in which they do: least recently used first, what is kept as the root of
+    conversations after all of these. Pure."""
+    return sorted((e for e in entries if not e.pinned and e.id not in protected), key=lambda e: (e.root, e.used))
 
 
 def over(usage: Usage, cost: int) -> bool:
@@ -55,15 +53,29 @@ def over(usage: Usage, cost: int) -> bool:
 class Ladder:
     """All levels, best rank first.
 
-    :ivar counts: ``evictions``, ``demotions``, ``superseded``.
+    :ivar counts: ``evictions``, ``demotions``, ``superseded``, and of levels below RAM ``disk_evictions``, ``spilled``
+        (entries written), ``spilled_tokens``, ``spilled_bytes``, ``spill_failures``.
     """
 
-    def __init__(self, levels: Sequence[Level], left: Left, trouble: Trouble):
+    def __init__(self, levels: Sequence[Level], left: Left, trouble: Trouble, page_tokens: int = 32):
+        self.page_tokens = page_tokens
         self.levels = sorted(levels, key=lambda level: level.rank)
         self.counts: Counter[str] = Counter()
         self._left = left
         self._trouble = trouble
         self._guards: Counter[str] = Counter()
+        self._outcomes: list[tuple[Level, Outcome]] = []  # of work that was complete at once
+        self._moving: dict[str, tuple[Level, str]] = {}  # entry id -> the level it is leaving, and why
+
+    @property
+    def ram(self) -> Level | None:
+        """The level in memory, where there is one."""
+        return self.levels[0] if self.levels and self.levels[0].rank == 0 else None
+
+    @property
+    def below(self) -> list[Level]:
+        """The levels below RAM, best first."""
+        return [level for level in self.levels if level.rank > 0]
 
     def guard(self, entry: Entry) -> None:
         """Keep an entry from leaving, from the lookup that chose it until :meth:`unguard`."""
@@ -92,15 +104,24 @@ class Ladder:
                 best = Found(level, entry, most)
         return best
 
-    def put(self, entry: Entry, pages: HeldPages, first: int = 0) -> Level | None:
-        """Keep an entry on level number ``first`` or the next below that takes it; None when none does."""
-        for number in range(first, len(self.levels)):
+    def put(self, entry: Entry, pages: HeldPages, first: int = 0, stop: int | None = None) -> Level | None:
+        """Keep an entry on level number ``first`` or the next below that takes it, before number ``stop``; None when
+        none does."""
+        for number in range(first, len(self.levels) if stop is None else stop):
             level = self.levels[number]
             with self._tolerating(level):
                 if self._make_room(number, entry):
-                    level.put(entry, pages)
+                    outcome = level.put(entry, pages)
+                    if outcome is not None and level.rank > 0:
+                        self._outcomes.append((level, outcome))
                     return level
         return None
+
+    def mirror(self, entry: Entry, pages: HeldPages) -> Level | None:
+        """Keep a copy of an entry below RAM too, where none is yet."""
+        if not self.below or any(level.holds(entry.id) for level in self.below):
+            return None
+        return self.put(entry, pages, len(self.levels) - len(self.below))
 
     def supersede(self, newer: Entry, holder: Level) -> int:
         """Drop unpinned entries whose tokens are a beginning of ``newer``'s, which ``holder`` has taken: it can resume
@@ -111,15 +132,22 @@ class Ladder:
         dropped = 0
         for level in levels:
             with self._tolerating(level):
-                for entry in victims(list(level.entries()), frozenset(self._guards) | {newer.id}):
-                    if (
-                        entry.identity == newer.identity
-                        and len(entry.tokens) <= len(newer.tokens)
-                        and np.array_equal(entry.tokens, newer.tokens[: len(entry.tokens)])
-                    ):
+                for entry in victims(level.beginnings(newer), self._protected(newer)):
+                    if not entry.root:
                         level.remove(entry)
                         dropped += 1
         self.counts["superseded"] += dropped
+        return dropped
+
+    def discard(self, entries: Sequence[Entry]) -> int:
+        """Drop entries wherever they are; returns how many were."""
+        dropped = 0
+        for level in self.levels:
+            with self._tolerating(level):
+                for entry in entries:
+                    if entry.id not in self._guards and entry.id not in self._moving and level.holds(entry.id):
+                        level.remove(entry)
+                        dropped += 1
         return dropped
 
     def shed(self) -> bool:
@@ -128,10 +156,25 @@ class Ladder:
             return False
         with self._tolerating(self.levels[0]):
             leaving = victims(list(self.levels[0].entries()), frozenset(self._guards))
-            if leaving:
-                self._degrade(0, leaving[0], "evicted: memory")
-                return True
+            return bool(leaving) and self._degrade(0, leaving[0], "evicted: memory")
         return False
+
+    def lower_all(self) -> None:
+        """Put what is only in RAM on a level below too, the latest used last, so that it is there after a restart. What
+        no level below takes stays in RAM alone."""
+        ram = self.ram
+        if ram is None or not self.below:
+            return
+        for entry in sorted(ram.entries(), key=lambda entry: entry.used):
+            with self._tolerating(ram):
+                pages = ram.held(entry)
+                if pages is not None:
+                    self.mirror(entry, pages)
+
+    def touch(self, found: Found) -> None:
+        """Note that an entry is used now, so that it is the last to leave."""
+        with self._tolerating(found.level):
+            found.level.update(attrs.evolve(found.entry, used=time.time()))
 
     def copies(self, conversation: str) -> list[tuple[Level, Entry]]:
         """All stored copies of a conversation."""
@@ -141,10 +184,43 @@ class Ladder:
         """Whether a level has background work that :meth:`poll` must finish."""
         return any(level.busy() for level in self.levels)
 
-    def poll(self) -> None:
+    def poll(self) -> list[tuple[Level, Outcome]]:
+        """Let levels finish background work, complete the moves that it was for, and hand on what it came to."""
         for level in self.levels:
             with self._tolerating(level):
-                level.poll()
+                self._outcomes += [(level, outcome) for outcome in level.poll()]
+        outcomes, self._outcomes = self._outcomes, []
+        for level, outcome in outcomes:
+            self._complete(level, outcome)
+        return outcomes
+
+    def _complete(self, level: Level, outcome: Outcome) -> None:
+        entry = outcome.entry
+        if outcome.kind == "stored":
+            self.counts["spilled"] += 1
+            self.counts["spilled_tokens"] += len(entry.tokens)
+            self.counts["spilled_bytes"] += outcome.nbytes
+        elif outcome.kind == "failed":
+            self.counts["spill_failures"] += 1
+            self._trouble(level.name, LevelError(outcome.error))
+        moving = self._moving.pop(entry.id, None)
+        if moving is None:
+            return
+        source, reason = moving
+        with self._tolerating(source):
+            if outcome.kind == "failed":
+                source.set_leaving(entry, False)
+            else:
+                source.remove(entry)
+                self._moved(entry, source, level, reason)
+
+    def flush(self) -> None:
+        """Return when what was put below RAM is durable.
+
+        :raises LevelError: some of it is not.
+        """
+        for level in self.below:
+            level.flush()
 
     def settle(self) -> bool:
         """Wait for background work, so that it gives back the engine's pages. False when there was none."""
@@ -164,41 +240,71 @@ class Ladder:
         """Whatever the level raises within is reported, and goes no further."""
         try:
             yield
-        except LevelError as error:
+        except Exception as error:  # noqa: BLE001
+            # Also what the contract does not allow: levels come from plugins, whose faults must not end requests.
             self._trouble(level.name, error)
-        except Exception as error:
-            # Not what the contract allows. Levels come from plugins, and a fault of theirs must not end requests.
-            log.exception("level %s failed", level.name)
-            self._trouble(level.name, error)
+
+    def _protected(self, entry: Entry) -> frozenset[str]:
+        return frozenset(self._guards) | frozenset(self._moving) | {entry.id}
 
     def _make_room(self, number: int, entry: Entry) -> bool:
         level = self.levels[number]
-        protected = frozenset(self._guards) | {entry.id}
+        protected = self._protected(entry)
         if not self._could_fit(level, entry, protected):
             return False
         while over(level.usage(), level.cost(entry)):
             leaving = victims(list(level.entries()), protected)
-            if not leaving:
+            if not leaving or not self._degrade(number, leaving[0], "evicted: budget"):
                 return False
-            self._degrade(number, leaving[0], "evicted: budget")
+            protected |= {leaving[0].id}
         return True
 
     def _could_fit(self, level: Level, entry: Entry, protected: frozenset[str]) -> bool:
         """Whether the entry fits once everything that may leave has left."""
         usage = level.usage()
-        staying = [e for e in level.entries() if e.pinned or e.id in protected]
+        staying = [e for e in level.entries() if (e.pinned or e.id in protected) and e.id not in self._moving]
         if usage.max_entries is not None and len(staying) + 1 > usage.max_entries:
             return False
         return usage.max_bytes is None or level.weigh([*staying, entry]) <= usage.max_bytes
 
-    def _degrade(self, number: int, entry: Entry, reason: str) -> None:
+    def _degrade(self, number: int, entry: Entry, reason: str) -> bool:
+        """Let an entry leave a level: to one below that has it or takes it, else, from RAM and from the last level, for
+        good. False when it stays: only the last level deletes."""
         level = self.levels[number]
+        lower = self.levels[number + 1 :]
+        has = next((below for below in lower if below.holds(entry.id)), None)
+        if has is not None:
+            level.remove(entry)
+            self._moved(entry, level, has, reason)
+            return True
         pages = level.held(entry)
-        below = self.put(entry, pages, number + 1) if pages is not None else None
-        level.remove(entry)
-        if below is not None:
-            self.counts["demotions"] += 1
-            self._supersede(entry, [below])
+        if pages is not None:
+            below = self.put(entry, pages, number + 1)
+            level.remove(entry)
+            if below is not None:
+                self._moved(entry, level, below, reason)
+                return True
+        elif lower:
+            return self._begin_move(number, entry, reason)
         else:
-            self.counts["evictions"] += 1
-        self._left(entry, level.name, reason, below.name if below is not None else None)
+            level.remove(entry)
+        self.counts["evictions" if level.rank == 0 else "disk_evictions"] += 1
+        self._left(entry, level.name, reason, None)
+        return True
+
+    def _begin_move(self, number: int, entry: Entry, reason: str) -> bool:
+        source = self.levels[number]
+        for place in range(number + 1, len(self.levels)):
+            target = self.levels[place]
+            with self._tolerating(target):
+                if self._make_room(place, entry):
+                    target.adopt(entry, source)
+                    source.set_leaving(entry, True)
+                    self._moving[entry.id] = (source, reason)
+                    return True
+        return False
+
+    def _moved(self, entry: Entry, source: Level, target: Level, reason: str) -> None:
+        self.counts["demotions"] += 1
+        self._supersede(entry, [target])
+        self._left(entry, source.name, reason, target.name)

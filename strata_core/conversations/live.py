@@ -35,11 +35,22 @@ class Live:
     pinned: bool = False
     keep: bool = True
     prompt: int = 0
+    openers: frozenset[int] = frozenset()
     _addresses: tuple[bytes, ...] = ()
 
     @classmethod
-    def begin(cls, identity: Identity, tenant: str, pools: Sequence[PagePool], page_tokens: int) -> Live:
-        return cls(identity.for_tenant(tenant), tenant, page_tokens, PageTable(pools))
+    def begin(
+        cls, identity: Identity, tenant: str, pools: Sequence[PagePool], openers: frozenset[int] = frozenset()
+    ) -> Live:
+        """An empty conversation. ``openers``: ids of the tokens that open a turn."""
+        size = pools[0].layout.page_tokens
+        return cls(identity.for_tenant(tenant), tenant, size, PageTable(pools), openers=openers)
+
+    def turns(self) -> tuple[int, ...]:
+        """Positions of the tokens that open a turn."""
+        if not self.openers:
+            return ()
+        return tuple(np.flatnonzero(np.isin(self.tokens.view(), list(self.openers))).tolist())
 
     def adopt(self, pages: HeldPages, tokens: np.ndarray) -> None:
         """Begin with pages that hold the K/V of ``tokens``; the caller releases its own handle."""
@@ -64,6 +75,7 @@ class Live:
             reason=reason,
             tenant=self.tenant,
             pinned=self.pinned,
+            turns=self.turns(),
         )
 
     def truncate(self, tokens: int) -> None:

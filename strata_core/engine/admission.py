@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from strata_core.conversations.compaction import header_end
 from strata_core.conversations.index import Query
 from strata_core.conversations.keeper import Keeper
 from strata_core.conversations.live import Live
@@ -16,7 +17,6 @@ from strata_core.engine.requests import RequestHandle, Reread, Started
 from strata_core.engine.sampling import Sampler
 from strata_core.engine.slots import Slot, Task
 from strata_core.engine.text import ReplyText
-from strata_core.pool.table import HeldPages
 from strata_core.tokens.tokenizer import Tokenizer
 
 
@@ -30,33 +30,49 @@ class Admission:
         self._max_context = max_context
 
     def start(self, handle: RequestHandle, free: Sequence[Slot]) -> None:
-        """Begin a request in one of the free slots, resuming as much as can be resumed."""
+        """Give a request one of the free slots, and begin to resume as much as can be resumed.
+
+        The slot reads its prompt at once, or after :meth:`poll` when something is being restored first.
+        """
         request = handle.request
         query = self._keeper.query(request.tenant, request.prompt)
-        excluded: frozenset[str] = frozenset()
-        while True:
-            candidate = self._find(handle, query, excluded)
-            slot = self._choose(free, query, candidate)
-            begin = time.perf_counter()
-            live = self._occupy(slot, candidate, handle)
-            if live is not None:
-                break
-            assert candidate is not None and candidate.found is not None
-            excluded |= {candidate.found.entry.id}
-        slot.live = live
-        live.pinned = live.pinned or request.pin
-        task = self._task(handle, query, candidate, slot)
-        task.restore_s = time.perf_counter() - begin if candidate is not None else None
-        live.prompt = len(task.prompt)
-        self._explain(task, candidate)
-        slot.task = task
-        handle.put(Started(len(task.prompt), task.cached, candidate.source if candidate else None))
+        candidate = self._find(handle, query, frozenset())
+        slot = self._choose(free, query, candidate)
+        slot.task = Task(
+            handle=handle,
+            prompt=request.prompt,
+            query=query,
+            limit=self._limit(request.max_tokens, len(request.prompt)),
+            sampler=Sampler(request.sampling, request.prompt),
+            text=ReplyText(self._tokenizer, request.stop, request.visible),
+            slot=slot.id,
+        )
+        try:
+            self._resume(slot, slot.task, candidate)
+        except BaseException:
+            slot.task = None
+            raise
+
+    def poll(self, slot: Slot) -> None:
+        """Go on with a request whose restore is done."""
+        task = slot.task
+        if task is None or task.restore is None or not task.restore.done():
+            return
+        if not self._finish(slot, task):
+            self._resume(slot, task, self._find(task.handle, task.query, task.excluded))
+
+    def abandon(self, task: Task) -> None:
+        """The request ends while something is being restored for it."""
+        if task.restore is not None and task.candidate is not None:
+            self._keeper.restorer.abandon(task.restore)
+            self._keeper.release(task.candidate)
+            task.restore = None
 
     def restart(self, slot: Slot, task: Task) -> None:
         """Begin a request again from token 0, in the slot it has, after what it resumed from proved unusable."""
         request = task.request
-        live = Live.begin(self._keeper.identity, request.tenant, self._keeper.pools, self._page_tokens)
-        live.keep, live.pinned, live.prompt = request.cache, request.pin, len(request.prompt)
+        live = self._empty(task.handle)
+        live.pinned, live.prompt = request.pin, len(request.prompt)
         slot.live = live
         task.reread = (*task.reread, Reread(task.cached, "damaged"))
         task.why = "damaged"
@@ -86,59 +102,99 @@ class Admission:
         chosen = choose_slot(views, candidate.shared if candidate else 0)
         return next(slot for slot in free if slot.id == chosen)
 
-    def _occupy(self, slot: Slot, candidate: Candidate | None, handle: RequestHandle) -> Live | None:
-        """Park what the slot holds and put there what the request resumes from; None when that cannot be restored."""
-        own = candidate is not None and candidate.live is not None and candidate.live is slot.live
-        if own and candidate is not None and candidate.shared == slot.computed:
-            return slot.live  # the conversation goes on where it is
-        try:
-            pages: HeldPages | None = None
-            if candidate is not None and candidate.live is not None:
-                # Held before the slot is cleared: its own conversation may be what is resumed from.
-                pages = self._keeper.restore(candidate)
-            if slot.live is not None:
-                self._keeper.park(slot.live, "rewind" if own else "switch")
-                slot.live = None
-            if candidate is not None and candidate.found is not None:
-                pages = self._keeper.restore(candidate)
-                if pages is None:
-                    return None
-            return self._begin(candidate, pages, handle)
-        finally:
-            if candidate is not None:
-                self._keeper.release(candidate)
+    def _resume(self, slot: Slot, task: Task, candidate: Candidate | None) -> None:
+        """Resume from the best candidate that can be had. Each one that cannot is left out of the next search."""
+        while candidate is not None and candidate.found is not None:
+            self._clear(slot, "switch")
+            task.candidate, task.restore = candidate, self._keeper.begin_restore(candidate)
+            if task.restore is None:
+                self._give_up(task)
+            elif not task.restore.done() or self._finish(slot, task):
+                return
+            candidate = self._find(task.handle, task.query, task.excluded)
+        self._read(slot, task, candidate, self._branch(slot, task, candidate))
 
-    def _begin(self, candidate: Candidate | None, pages: HeldPages | None, handle: RequestHandle) -> Live:
-        request = handle.request
-        live = Live.begin(self._keeper.identity, request.tenant, self._keeper.pools, self._page_tokens)
-        live.keep = request.cache
-        if candidate is not None and pages is not None:
+    def _branch(self, slot: Slot, task: Task, candidate: Candidate | None) -> Live:
+        """What a request goes on with that resumes from a live conversation, or from none."""
+        own = candidate is not None and candidate.live is not None and candidate.live is slot.live
+        if own and candidate is not None and slot.live is not None and candidate.shared == slot.computed:
+            return slot.live  # the conversation goes on where it is
+        live = self._empty(task.handle)
+        if candidate is not None and candidate.live is not None:
+            # Held before the slot is cleared: its own conversation may be what is resumed from.
+            source = candidate.live
+            pages = self._keeper.hold(candidate)
+            self._inherit(live, source.conversation, source.turns(), candidate.shared)
             live.adopt(pages, candidate.prompt[: candidate.shared])
             pages.release()
-            if candidate.found is not None and candidate.shared == len(candidate.found.entry.tokens):
-                live.conversation = candidate.found.entry.conversation
-                live.created = candidate.found.entry.created
-                live.pinned = candidate.found.entry.pinned
-                self._keeper.take(candidate)
+        self._clear(slot, "rewind" if own else "switch")
         return live
 
-    def _task(self, handle: RequestHandle, query: Query, candidate: Candidate | None, slot: Slot) -> Task:
-        request = handle.request
-        prompt = candidate.prompt if candidate is not None else request.prompt
-        task = Task(
-            handle=handle,
-            prompt=np.ascontiguousarray(prompt, np.int32),
-            query=query,
-            limit=self._limit(request.max_tokens, len(prompt)),
-            sampler=Sampler(request.sampling, prompt),
-            text=ReplyText(self._tokenizer, request.stop, request.visible),
-            slot=slot.id,
-        )
+    def _finish(self, slot: Slot, task: Task) -> bool:
+        """Take over what was restored. False when that failed."""
+        candidate, restore = task.candidate, task.restore
+        assert candidate is not None
+        assert candidate.found is not None
+        assert restore is not None
+        pages = self._keeper.finish_restore(candidate, restore)
+        if pages is None:
+            self._give_up(task)
+            return False
+        entry = candidate.found.entry
+        live = self._empty(task.handle)
+        live.adopt(pages, candidate.prompt[: candidate.shared])
+        pages.release()
+        if candidate.shared == len(entry.tokens) and not entry.root:
+            live.conversation, live.created, live.pinned = entry.conversation, entry.created, entry.pinned
+            self._keeper.take(candidate)
+        elif not entry.root:
+            self._inherit(live, entry.conversation, entry.turns, candidate.shared)
+        task.restore_s = time.perf_counter() - restore.started
+        task.restore = None
+        self._keeper.release(candidate)
+        self._read(slot, task, candidate, live)
+        return True
+
+    def _give_up(self, task: Task) -> None:
+        assert task.candidate is not None
+        assert task.candidate.found is not None
+        self._keeper.release(task.candidate)
+        task.excluded |= {task.candidate.found.entry.id}
+        task.candidate = task.restore = None
+
+    def _read(self, slot: Slot, task: Task, candidate: Candidate | None, live: Live) -> None:
+        """Everything to be resumed is in place: read the rest of the prompt."""
+        request = task.request
         if candidate is not None:
+            task.prompt = np.ascontiguousarray(candidate.prompt, np.int32)
+            task.limit = self._limit(request.max_tokens, len(task.prompt))
             task.cached = candidate.shared
             task.reused[candidate.source] = candidate.shared
             task.origin = candidate.found
-        return task
+        live.pinned = live.pinned or request.pin
+        live.prompt = len(task.prompt)
+        slot.live = live
+        self._explain(task, candidate)
+        task.handle.put(Started(len(task.prompt), task.cached, candidate.source if candidate else None))
+
+    def _clear(self, slot: Slot, reason: str) -> None:
+        if slot.live is not None:
+            live, slot.live = slot.live, None
+            self._keeper.park(live, reason)
+
+    def _empty(self, handle: RequestHandle) -> Live:
+        keeper = self._keeper
+        live = Live.begin(keeper.identity, handle.request.tenant, keeper.pools, keeper.openers)
+        live.keep = handle.request.cache
+        return live
+
+    @staticmethod
+    def _inherit(live: Live, conversation: str, turns: Sequence[int], shared: int) -> None:
+        """A branch that shares the header (system prompt and first user turn) is the same conversation, gone on
+        differently; one that shares less is another conversation."""
+        header = header_end(turns)
+        if header is not None and shared >= header:
+            live.conversation = conversation
 
     def _explain(self, task: Task, candidate: Candidate | None) -> None:
         lost, reason = self._keeper.explain(task.query, task.cached) if task.request.cache else (0, "")
@@ -156,7 +212,3 @@ class Admission:
     def _limit(self, max_tokens: int | None, prompt: int) -> int:
         room = max(1, self._max_context - prompt)
         return room if max_tokens is None else min(max_tokens, room)
-
-    @property
-    def _page_tokens(self) -> int:
-        return self._keeper.pools[0].layout.page_tokens

@@ -30,6 +30,11 @@ from strata_core.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("strata.requests")
 
+#: How soon a restore is looked at again while there is nothing to compute.
+RESTORE_POLL_S = 0.002
+#: A step of fewer prompt rows says little of how fast prompts are read.
+LEAST_MEASURED_ROWS = 32
+
 
 @attrs.frozen
 class CoreOptions:
@@ -73,11 +78,14 @@ class EngineCore:
     def step(self) -> bool:
         """Do what is to be done next. False when there is nothing to do."""
         self._cancel()
+        for slot in self.slots:
+            if slot.restoring:
+                self._admission.poll(slot)
         self._admit()
-        self.keeper.ladder.poll()
+        self.keeper.poll()
         parts = self._plan()
         if not parts:
-            return False
+            return self._await_restores()
         start = time.perf_counter()
         self._stepper.run(parts)
         elapsed = time.perf_counter() - start
@@ -87,6 +95,13 @@ class EngineCore:
                 self._advance(part.slot, part.slot.task, part)
         self.counters.engine_seconds += time.perf_counter() - start
         return True
+
+    def _await_restores(self) -> bool:
+        """With nothing to compute, look again soon at what is being restored. False when that is nothing either."""
+        restoring = [s.task.restore for s in self.slots if s.task is not None and s.task.restore is not None]
+        for restore in restoring[:1]:
+            restore.wait(RESTORE_POLL_S)
+        return bool(restoring)
 
     def _plan(self) -> list[Rows]:
         decoders = [slot for slot in self.slots if slot.task is not None and slot.task.pending is not None]
@@ -116,6 +131,9 @@ class EngineCore:
         counters.step_failures = self._stepper.failures
         read = sum(len(part.tokens) for part in computed if part.slot.reading)
         counters.read_tokens += read
+        if read >= LEAST_MEASURED_ROWS and read == rows:
+            rate, known = read / elapsed, self.keeper.read_rate
+            self.keeper.read_rate = rate if known is None else 0.7 * known + 0.3 * rate
         # A mixed step's time is shared out by rows: what a reading slot and a decoding slot each cost is not measured.
         share = read / rows if rows else 0.0
         counters.read_seconds += elapsed * share
@@ -174,7 +192,7 @@ class EngineCore:
         """Whether a request still waits or reads its prompt."""
         if any(handle.id == request_id for handle in self.waiting):
             return True
-        return any(slot.reading and slot.task is not None and slot.task.handle.id == request_id for slot in self.slots)
+        return any(s.task is not None and s.task.pending is None and s.task.handle.id == request_id for s in self.slots)
 
     def _cancel(self) -> None:
         for handle in [h for h in self.waiting if h.cancelled]:
@@ -195,6 +213,7 @@ class EngineCore:
 
     def _stop(self, slot: Slot, task: Task, error: StrataError) -> None:
         """End a request early. What was really computed stays, up to the last complete page."""
+        self._admission.abandon(task)
         record = task.record(error.code, self._read(slot, task))
         if slot.live is not None:
             slot.live.truncate(slot.computed - slot.computed % slot.live.page_tokens)
@@ -276,6 +295,11 @@ class EngineCore:
                 self.keeper.park(slot.live, reason)
                 slot.live = None
 
+    def shut_down(self) -> None:
+        """Put every conversation where it outlasts the process, as far as there is such a place."""
+        self.park_all("shutdown")
+        self.keeper.save_all()
+
     def pin(self, conversation: str, pinned: bool) -> None:
         """Set or clear the pin of all copies of a conversation.
 
@@ -310,7 +334,7 @@ class EngineCore:
 
     def working_behind(self) -> bool:
         """Whether a level still works on something that it must be asked about."""
-        return self.keeper.ladder.busy()
+        return self.keeper.busy()
 
     def close(self) -> None:
         """Let go of all conversations."""
@@ -318,7 +342,7 @@ class EngineCore:
             if slot.live is not None:
                 slot.live.release()
                 slot.live = None
-        self.keeper.ladder.close()
+        self.keeper.close()
 
     def abort_all(self, error: StrataError) -> None:
         """End every request, waiting or running."""

@@ -239,7 +239,7 @@ class Engine:
 
         def end(core: EngineCore) -> None:
             core.abort_all(Overloaded("the server is shutting down"))
-            core.park_all("shutdown")
+            core.shut_down()
 
         self.call(end)
 

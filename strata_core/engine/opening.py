@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,9 @@ import attrs
 from strata_core.compute.base import Backend, BackendOptions
 from strata_core.compute.reference.pages import NumpyPageStore
 from strata_core.conversations.identity import Identity
-from strata_core.conversations.keeper import Keeper, KeeperOptions
+from strata_core.conversations.keeper import Keeper
 from strata_core.conversations.matching import MatchRules
+from strata_core.conversations.options import KeeperOptions
 from strata_core.engine.core import CoreOptions
 from strata_core.engine.engine import Engine, Parts
 from strata_core.engine.plan import MemoryPlan, plan_memory
@@ -26,6 +27,7 @@ from strata_core.pool.pool import PagePool, chunk_pages_for
 from strata_core.store.base import Level, LevelContext
 from strata_core.tokens.template import ChatTemplate
 from strata_core.tokens.tokenizer import Tokenizer
+from strata_core.tokens.turns import turn_opener_ids
 from strata_core.weights.catalogue import resolve
 from strata_core.weights.shards import open_model
 from strata_core.weights.source import WeightSource
@@ -117,7 +119,8 @@ def _assemble(
         identity,
         pools,
         levels,
-        _keeper_options(settings),
+        _keeper_options(settings, levels, plan),
+        openers=turn_opener_ids(template, tokenizer),
         copies=host_pools is not None,
         max_context=plan.max_context,
         spell=lambda token: None if tokenizer.is_control(token) else tokenizer.token_bytes(token),
@@ -205,11 +208,30 @@ def _levels(plugins: Plugins, context: LevelContext) -> list[Level]:
     return [level for level in made if level is not None]
 
 
-def _keeper_options(settings: Settings) -> KeeperOptions:
+def _keeper_options(settings: Settings, levels: Sequence[Level], plan: MemoryPlan) -> KeeperOptions:
+    below = any(level.rank > 0 for level in levels)
+    target = "disk" if settings.conversation_cache_disk_only else settings.conversation_cache_park
+    if target == "auto":
+        target = "disk" if below and not plan.snapshots_fit else "ram"
+        log.info("park target auto -> %s", target)
+    if target == "disk" and not below:
+        log.warning("parking to disk needs a level below RAM; conversations are parked in RAM instead")
+        target = "ram"
+    mirrors = settings.conversation_cache_spill_on == "park" or settings.conversation_cache_disk_only
+    if target == "disk" and not mirrors:
+        log.warning("parking to disk needs conversation_cache_spill_on=park; conversations are parked in RAM instead")
+        target = "ram"
     return KeeperOptions(
         enabled=settings.conversation_cache,
         parking_floor=settings.conversation_cache_min_free_mib << 20,
         transient_floor=settings.conversation_cache_park_min_free_mib << 20,
+        target=target,
+        mirror=settings.conversation_cache_spill_on == "park",
+        throttle_s=settings.conversation_cache_spill_park_throttle_s,
+        divergence=settings.conversation_cache_spill_divergence_tokens,
+        weigh_restores=settings.restore_when == "auto",
+        roots=(settings.system_prompt_cache_slots or None) if settings.system_prompt_cache else 0,
+        root_bytes=settings.system_prompt_cache_mib << 20,
         rules=MatchRules(settings.conversation_cache_similarity, settings.conversation_cache_n_min),
     )
 

@@ -24,6 +24,7 @@ class MemoryPlan:
     :ivar device_pages: pages of each of the engine's pools; parked ones included where they stay there.
     :ivar host_pages: pages for parked copies in host memory; 0 where parking refers to the engine's own pages.
     :ivar ram_budget: bytes that parked conversations may hold.
+    :ivar snapshots_fit: whether RAM can hold one full conversation per slot beside the parking floor.
     :ivar notes: lines for the log: the arithmetic, and what was made smaller.
     """
 
@@ -31,6 +32,7 @@ class MemoryPlan:
     device_pages: int
     host_pages: int
     ram_budget: int
+    snapshots_fit: bool
     notes: tuple[str, ...]
 
 
@@ -66,9 +68,10 @@ def plan_memory(
     parked_pages = budget // block_bytes
     # A page beyond the tables for each slot: the copy that is made before a shared page is written.
     own = slots + settings.parallel
+    fit = spare is not None and live <= spare
     if host_memory:
-        return MemoryPlan(context, own + parked_pages, 0, budget, tuple(notes))
-    return MemoryPlan(context, own, parked_pages, budget, tuple(notes))
+        return MemoryPlan(context, own + parked_pages, 0, budget, fit, tuple(notes))
+    return MemoryPlan(context, own, parked_pages, budget, fit, tuple(notes))
 
 
 def _context(settings: Settings, block_bytes: int, model_context: int, usable: int | None, floor: int) -> int:
@@ -103,6 +106,8 @@ def _spare(settings: Settings, host_available: int | None, live: int, host_memor
 
 def _budget(settings: Settings, spare: int | None, notes: list[str]) -> int:
     if not settings.conversation_cache or not settings.conversation_cache_slots:
+        return 0
+    if settings.conversation_cache_disk_only:
         return 0
     wanted = settings.conversation_cache_mib
     if wanted is None:

@@ -31,6 +31,12 @@ def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
         discards=keeper.discards,
         demotions=ladder.counts["demotions"],
         superseded=ladder.counts["superseded"],
+        compacted=keeper.parking.counts["compacted"],
+        disk_evictions=ladder.counts["disk_evictions"],
+        spilled=ladder.counts["spilled"],
+        spilled_tokens=ladder.counts["spilled_tokens"],
+        spilled_bytes=ladder.counts["spilled_bytes"],
+        spill_failures=ladder.counts["spill_failures"],
         restore_failures=keeper.restore_failures,
         pool_pages_used=sum(pool.used for pool in keeper.pools),
         pool_pages_total=sum(pool.max_pages for pool in keeper.pools),
@@ -85,6 +91,12 @@ def conversations(core: EngineCore) -> list[ConversationInfo]:
     return sorted(found, key=lambda info: -info.used)
 
 
+def _state(slot: Slot) -> str:
+    if slot.task is None:
+        return "idle"
+    return "restoring" if slot.restoring else "reading" if slot.reading else "generating"
+
+
 def _slot_info(slot: Slot, context: int) -> SlotInfo:
     task = slot.task
     read_rate = generate_rate = None
@@ -99,7 +111,7 @@ def _slot_info(slot: Slot, context: int) -> SlotInfo:
             generate_rate = (task.generated - 1) / spent if spent > 0 else None
     return SlotInfo(
         id=slot.id,
-        state="idle" if task is None else "reading" if slot.reading else "generating",
+        state=_state(slot),
         request_id=task.handle.id if task else None,
         conversation=slot.live.conversation if slot.live else None,
         tokens=slot.computed,

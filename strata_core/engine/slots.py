@@ -11,6 +11,8 @@ import numpy as np
 from strata_core.conversations.index import Query
 from strata_core.conversations.ladder import Found
 from strata_core.conversations.live import Live
+from strata_core.conversations.matching import Candidate
+from strata_core.conversations.restoring import Restore
 from strata_core.engine.requests import Request, RequestHandle, RequestRecord, Reread
 from strata_core.engine.sampling import Sampler
 from strata_core.engine.text import ReplyText
@@ -24,6 +26,8 @@ class Task:
     :ivar limit: most tokens it may generate.
     :ivar pending: the token sampled last, whose K/V the next step computes; None while the prompt is read.
     :ivar origin: the stored entry it resumed from, if any: suspect if its first step fails.
+    :ivar restore: what is being brought back before the prompt is read, and ``candidate`` what for; ``excluded`` are
+        entries that could not be.
     :ivar starved: steps in a row in which it got no prompt rows.
     """
 
@@ -39,6 +43,9 @@ class Task:
     pending: int | None = None
     starved: int = 0
     origin: Found | None = None
+    candidate: Candidate | None = None
+    restore: Restore | None = None
+    excluded: frozenset[str] = frozenset()
     reused: Counter[str] = attrs.field(factory=Counter)
     reread: tuple[Reread, ...] = ()
     why: str = ""
@@ -90,7 +97,11 @@ class Slot:
 
     @property
     def reading(self) -> bool:
-        return self.task is not None and self.task.pending is None
+        return self.task is not None and self.task.pending is None and self.task.restore is None
+
+    @property
+    def restoring(self) -> bool:
+        return self.task is not None and self.task.restore is not None
 
     @property
     def computed(self) -> int:

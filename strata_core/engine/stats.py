@@ -10,7 +10,8 @@ import attrs
 
 @attrs.frozen
 class SlotInfo:
-    """One slot now. ``state`` is ``idle``, ``reading`` or ``generating``; ``tokens`` are computed and resumable.
+    """One slot now. ``state`` is ``idle``, ``restoring``, ``reading`` or ``generating``; ``tokens`` are computed and
+    can be resumed.
 
     :ivar read_rate: prompt tokens per second of the running request so far; None before that is measured.
     :ivar generate_rate: the same of generated tokens.
@@ -81,6 +82,12 @@ class EngineStats:
     discards: int
     demotions: int
     superseded: int
+    compacted: int
+    disk_evictions: int
+    spilled: int
+    spilled_tokens: int
+    spilled_bytes: int
+    spill_failures: int
     restore_failures: int
     pool_pages_used: int
     pool_pages_total: int

@@ -6,6 +6,7 @@ them are there and verified. Until then a failure costs nothing but the fresh pa
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,9 @@ from strata_core.errors import BackendError, LevelError
 from strata_core.pool.pool import PagePool
 from strata_core.pool.table import HeldPages
 
+#: Host memory that blocks on their way to a device may take.
+STAGING_BYTES = 32 << 20
+
 
 class PageSink:
     """Room for the pages of the first ``tokens`` positions of a sequence.
@@ -22,6 +26,9 @@ class PageSink:
     For every block ``0 .. blocks - 1`` a level either fills :meth:`buffers` and calls :meth:`filled`, or calls
     :meth:`put` with memory it keeps unchanged until the restore ends. Then the caller takes the pages with
     :meth:`finish`, or calls :meth:`discard`.
+
+    :meth:`buffers` and :meth:`filled` may be called on another thread than the engine's; the engine then calls
+    :meth:`pump` now and then, which copies what was filled to the device, and may :meth:`cancel`.
 
     :raises OutOfMemory: the pools have no room; nothing is held.
     """
@@ -31,9 +38,16 @@ class PageSink:
         self.tokens = tokens
         self.blocks = pools[0].layout.pages_for(tokens)
         self._tables: list[list[int]] = [[] for _ in pools]
-        self._staged: dict[int, tuple[np.ndarray, ...]] = {}
+        self._owner = threading.get_ident()
+        self._changed = threading.Condition()
+        self._cancelled = False
+        self._staged: dict[int, tuple[np.ndarray, ...]] = {}  # handed out, and not uploaded yet
+        self._ready: list[int] = []  # staged and filled
         self._uploads: list[tuple[Event, np.ndarray]] = []  # under way, with the memory they read
+        self._failed: BackendError | None = None
         self._missing = set(range(self.blocks))
+        block_bytes = sum(pool.layout.nbytes for pool in pools)
+        self._most_staged = max(1, STAGING_BYTES // block_bytes)
         try:
             for pool, table in zip(self.pools, self._tables, strict=True):
                 for _ in range(self.blocks):
@@ -44,22 +58,62 @@ class PageSink:
 
     def buffers(self, block: int) -> tuple[np.ndarray, ...]:
         """Where the bytes of a block go: one uint8 array ``(layout.nbytes,)`` per pool. The page itself where it is in
-        host memory, else a staging buffer."""
+        host memory, else a staging buffer; waits while there are too many of these.
+
+        :raises LevelError: the restore was cancelled.
+        """
+        if self._cancelled:
+            raise LevelError("the restore was cancelled")
         views = [pool.store.host_view(table[block]) for pool, table in zip(self.pools, self._tables, strict=True)]
         direct = [view for view in views if view is not None]
         if len(direct) == len(views):
             return tuple(direct)
-        return self._staged.setdefault(block, tuple(np.empty(pool.layout.nbytes, np.uint8) for pool in self.pools))
+        with self._changed:
+            while block not in self._staged and self._staging() >= self._most_staged:
+                if self._on_engine():
+                    if not self._uploads:
+                        raise LevelError(f"{len(self._staged)} blocks were asked for and not filled")
+                    self._complete(self._uploads.pop(0)[0])
+                    continue
+                self._changed.wait()
+                if self._cancelled:
+                    raise LevelError("the restore was cancelled")
+            return self._staged.setdefault(block, tuple(np.empty(p.layout.nbytes, np.uint8) for p in self.pools))
 
     def filled(self, block: int) -> None:
         """The block's buffers hold its verified content."""
-        staged = self._staged.pop(block, None)
-        if staged is not None:
-            self.put(block, staged)
-        self._missing.discard(block)
+        with self._changed:
+            if block in self._staged:
+                self._ready.append(block)
+            else:
+                self._missing.discard(block)
+        if self._on_engine():
+            self.pump()
+
+    def pump(self) -> None:
+        """Engine thread: send filled staging buffers on to the device, and let go of those that have arrived."""
+        with self._changed:
+            ready, self._ready = self._ready, []
+            for block in ready:
+                self.put(block, self._staged.pop(block))
+            under_way = []
+            for event, source in self._uploads:
+                if event.done():
+                    self._complete(event)
+                else:
+                    under_way.append((event, source))
+            self._uploads = under_way
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """End a restore on another thread early: its next :meth:`buffers` raises."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
 
     def put(self, block: int, sources: Sequence[np.ndarray]) -> None:
-        """Take a block from host memory, which stays as it is until :meth:`finish` or :meth:`discard`."""
+        """Take a block from host memory, which stays as it is until :meth:`finish` or :meth:`discard`. Engine thread
+        only."""
         for pool, table, source in zip(self.pools, self._tables, sources, strict=True):
             self._uploads.append((pool.store.upload(source.reshape(1, -1), [table[block]]), source))
         self._missing.discard(block)
@@ -70,9 +124,10 @@ class PageSink:
         :raises LevelError: a block was never filled, or not copied; everything is given back.
         """
         try:
-            failed = self._settle()
-            if failed is not None:
-                raise LevelError(f"pages were not copied: {failed}") from failed
+            self.pump()
+            self._settle()
+            if self._failed is not None:
+                raise LevelError(f"pages were not copied: {self._failed}") from self._failed
             if self._missing:
                 raise LevelError(f"{len(self._missing)} of {self.blocks} blocks were not delivered")
             return HeldPages(self.pools, self._tables, self.tokens)
@@ -80,21 +135,28 @@ class PageSink:
             self._release()
 
     def discard(self) -> None:
-        """Give the pages back."""
+        """Give the pages back. No thread fills buffers any more."""
         self._settle()
         self._release()
 
-    def _settle(self) -> BackendError | None:
-        """Wait for all uploads, failed ones too: their pages must not be free while one still writes. Returns the
-        first failure."""
-        failed = None
+    def _settle(self) -> None:
+        """Wait for all uploads, failed ones too: their pages must not be free while one still writes."""
         for event, _ in self._uploads:
-            try:
-                event.wait()
-            except BackendError as error:
-                failed = failed or error
+            self._complete(event)
         self._uploads.clear()
-        return failed
+
+    def _complete(self, event: Event) -> None:
+        try:
+            event.wait()
+        except BackendError as error:
+            self._failed = self._failed or error
+
+    def _staging(self) -> int:
+        """Blocks in host memory on their way to the device."""
+        return len(self._staged) + len(self._uploads) // len(self.pools)
+
+    def _on_engine(self) -> bool:
+        return threading.get_ident() == self._owner
 
     def _release(self) -> None:
         for pool, table in zip(self.pools, self._tables, strict=True):

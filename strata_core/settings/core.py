@@ -128,6 +128,48 @@ class Settings:
         section=CACHE,
         help="Transient floor: available RAM that a copy freed right after must leave.",
     )
+    conversation_cache_park: str = setting(
+        "ram",
+        section=CACHE,
+        choices=("ram", "disk", "auto"),
+        help="Where a conversation goes when it leaves its slot; auto takes disk where RAM cannot hold one per slot.",
+    )
+    conversation_cache_disk_only: bool = setting(
+        False, section=CACHE, help="Keep no conversation in RAM: every one that leaves its slot is written to disk."
+    )
+    conversation_cache_spill_on: str = setting(
+        "park",
+        section=CACHE,
+        choices=("park", "evict"),
+        help="What is written to disk: every parked conversation (park), or only what RAM evicts (evict).",
+    )
+    conversation_cache_spill_park_throttle_s: float = setting(
+        0.0,
+        section=CACHE,
+        minimum=0,
+        help="Least seconds between two writes of one conversation that stays in RAM; the newest state is written.",
+    )
+    conversation_cache_spill_divergence_tokens: int = setting(
+        4096,
+        section=CACHE,
+        minimum=0,
+        help="A stored conversation that a newer one leaves before this position counts as rewritten by its client.",
+    )
+    restore_when: str = setting(
+        "auto",
+        section=CACHE,
+        choices=("auto", "always"),
+        help="Restore from disk only where that is expected to be faster than reading the prompt again, or always.",
+    )
+    system_prompt_cache: bool = setting(
+        True, section=CACHE, help="Keep system prompts on disk beyond the conversations that began with them."
+    )
+    system_prompt_cache_mib: int = setting(
+        2048, kind=Kind.SIZE, minimum=0, section=CACHE, help="Disk space that system prompts alone may hold."
+    )
+    system_prompt_cache_slots: int = setting(
+        0, section=CACHE, minimum=0, help="Most system prompts kept; 0 is no limit."
+    )
     conversation_cache_similarity: float = setting(
         0.0,
         section=CACHE,

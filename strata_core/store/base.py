@@ -10,8 +10,9 @@ What a level must keep to, and what the conformance suite checks:
 * ``load`` verifies what it reads. It raises :class:`DamagedEntry` rather than hand out bytes it cannot vouch for, and
   never offers such an entry again.
 * A level never evicts by itself. It says what an entry would cost and what it may hold; the coordinator removes.
-* All calls come from the engine thread. A level with its own threads hides them, holds the pages it still reads from
-  (``HeldPages.fork``) and gives them back in ``poll``, which also says what their work came to (:class:`Outcome`).
+* All calls come from the engine thread, except ``load`` of a level that allows it (``loads_aside``). A level with its
+  own threads hides them, holds the pages it still reads from (``HeldPages.fork``) and gives them back in ``poll``,
+  which also says what their work came to (:class:`Outcome`).
 * An entry whose ``put`` or ``adopt`` is still under way is offered by ``find`` and can be loaded.
 """
 
@@ -103,6 +104,9 @@ class Level(ABC):
 
     name: str
     rank: int
+    #: Whether ``load`` may run on a thread of its own while the engine thread calls other methods, so that other slots
+    #: go on meanwhile. It must then touch nothing but the sink and what it guards itself.
+    loads_aside: bool = False
 
     @abstractmethod
     def entries(self) -> Collection[Entry]:
@@ -131,10 +135,12 @@ class Level(ABC):
         """Bytes that ``put`` of this entry would add to :attr:`Usage.bytes`: the weight of what it does not share."""
 
     @abstractmethod
-    def put(self, entry: Entry, pages: HeldPages) -> None:
+    def put(self, entry: Entry, pages: HeldPages) -> Outcome | None:
         """Keep an entry whose K/V are in ``pages``. The caller made room and goes on holding ``pages`` as long as it
         likes; what the level needs longer, it forks.
 
+        :returns: what it came to, where the work is complete; None where it goes on in the background, and ``poll``
+            will tell.
         :raises LevelError: it could not; nothing is kept.
         """
 

@@ -79,7 +79,7 @@ class RamLevel(Level):
         new = sum(address not in self._holders for address in entry.addresses)
         return (new + self._tail_blocks(entry)) * self._block_bytes + _ids_bytes(entry)
 
-    def put(self, entry: Entry, pages: HeldPages) -> None:
+    def put(self, entry: Entry, pages: HeldPages) -> Outcome:
         usage, cost = self.usage(), self.cost(entry)
         if usage.bytes + cost > self._max_bytes or usage.entries + 1 > self._max_entries:
             raise LevelError(f"no room in RAM: {usage.bytes} bytes held, {cost} more, {self._max_bytes} allowed")
@@ -88,6 +88,7 @@ class RamLevel(Level):
         self._index.add(entry.id, entry)
         self._holders.update(entry.addresses)
         self._bytes += cost
+        return Outcome("stored", entry)
 
     def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
         kept = self._kept[entry.id]

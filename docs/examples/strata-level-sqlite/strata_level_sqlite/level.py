@@ -16,11 +16,11 @@ from strata_core.errors import DamagedEntry, LevelError
 from strata_core.pool.pool import PagePool
 from strata_core.pool.sink import PageSink
 from strata_core.pool.table import HeldPages
-from strata_core.store.base import Entry, Level, Usage
+from strata_core.store.base import Entry, Level, Outcome, Usage
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (id TEXT PRIMARY KEY, conversation TEXT, identity BLOB, tokens BLOB, addresses BLOB,
-    created REAL, used REAL, reason TEXT, tenant TEXT, pinned INTEGER) WITHOUT ROWID;
+    created REAL, used REAL, reason TEXT, tenant TEXT, pinned INTEGER, turns BLOB, root INTEGER) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS blocks (entry TEXT, number INTEGER, digest BLOB, data BLOB, PRIMARY KEY (entry, number));
 """
 
@@ -83,21 +83,23 @@ class SqliteLevel(Level):
         described = _file_bytes(entry.tokens.nbytes + DIGEST_BYTES * len(entry.addresses))
         return described + len(self._pieces(entry)) * _file_bytes(sum(self._sizes))
 
-    def put(self, entry: Entry, pages: HeldPages) -> None:
+    def put(self, entry: Entry, pages: HeldPages) -> Outcome:
         if self._bytes + self.cost(entry) > self._max_bytes:
             raise LevelError(f"no room: the entry takes {self.cost(entry)} bytes of {self._max_bytes}")
         row = (
             entry.id, entry.conversation, entry.identity, entry.tokens.tobytes(), b"".join(entry.addresses),
             entry.created, entry.used, entry.reason, entry.tenant, entry.pinned,
+            np.array(entry.turns, np.int64).tobytes(), entry.root,
         )  # fmt: skip
         with _as_level_errors(), self._db:  # the connection as context: all of it is committed, or nothing
-            self._db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             for number, piece in enumerate(self._pieces(entry)):
                 data = _read(pages, number)
                 self._db.execute(
                     "INSERT INTO blocks VALUES (?, ?, ?, ?)", (entry.id, number, _digest(piece, data), data)
                 )
         self._list(entry)
+        return Outcome("stored", entry, nbytes=self.cost(entry), parts=1)
 
     def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
         for number, piece in zip(range(sink.blocks), self._pieces(entry), strict=False):
@@ -143,10 +145,11 @@ class SqliteLevel(Level):
         return [entry.tokens[start : start + size].tobytes() for start in range(0, len(entry.tokens), size)]
 
 
-def _entry(row: tuple[str, str, bytes, bytes, bytes, float, float, str, str, int]) -> Entry:
+def _entry(row: tuple[str, str, bytes, bytes, bytes, float, float, str, str, int, bytes, int]) -> Entry:
     tokens = np.frombuffer(row[3], np.int32)  # read-only, as it is a view of bytes
     addresses = tuple(row[4][start : start + DIGEST_BYTES] for start in range(0, len(row[4]), DIGEST_BYTES))
-    return Entry(row[0], row[1], row[2], tokens, addresses, row[5], row[6], row[7], row[8], bool(row[9]))
+    turns = tuple(np.frombuffer(row[10], np.int64).tolist())
+    return Entry(row[0], row[1], row[2], tokens, addresses, row[5], row[6], row[7], row[8], bool(row[9]), turns, bool(row[11]))
 
 
 def _read(pages: HeldPages, number: int) -> bytes:

@@ -1,0 +1,34 @@
+"""Settings of parking and restoring, in the units the rules compute with."""
+
+from __future__ import annotations
+
+import attrs
+
+from strata_core.conversations.matching import MatchRules
+
+
+@attrs.frozen
+class KeeperOptions:
+    """Bytes, seconds, tokens; the flags of the same names are described in ``docs/options.md``.
+
+    :ivar enabled: ``--no-conversation-cache`` turns all reuse off, that of live conversations too.
+    :ivar target: ``ram`` or ``disk``, ``auto`` being resolved by now.
+    :ivar mirror: whether what stays in RAM is also written to a level below (``spill-on park``).
+    :ivar throttle_s: least time between two such writes of one conversation.
+    :ivar divergence: position before which a copy that leaves a newer one's history counts as rewritten.
+    :ivar weigh_restores: restore only where that is expected to be faster than reading.
+    :ivar roots: most system prompts kept for their own sake on a level below RAM, None for no bound; 0 keeps none.
+    :ivar root_bytes: most bytes they may hold, shared ones counted in full.
+    """
+
+    enabled: bool = True
+    parking_floor: int = 2560 << 20
+    transient_floor: int = 512 << 20
+    target: str = "ram"
+    mirror: bool = True
+    throttle_s: float = 0.0
+    divergence: int = 4096
+    weigh_restores: bool = True
+    roots: int | None = None
+    root_bytes: int = 2048 << 20
+    rules: MatchRules = attrs.field(factory=MatchRules)

@@ -1,0 +1,221 @@
+"""Bringing stored pages back: by reference where they are in the engine's pools, else through fresh pages.
+
+Reading runs on a thread of its own, so that other slots go on while a large conversation comes back. The engine thread
+begins a restore and, when it is done, takes the pages; until then nothing refers to them, so a failure costs only the
+fresh pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import attrs
+
+from strata_core.conversations.ladder import Found
+from strata_core.conversations.options import KeeperOptions
+from strata_core.conversations.placement import Action, Verdict
+from strata_core.errors import LevelError, OutOfMemory
+from strata_core.pool.pool import PagePool
+from strata_core.pool.sink import PageSink
+from strata_core.pool.table import HeldPages
+
+log = logging.getLogger("strata.cache")
+
+#: Weight of the newest observation in a level's observed rate.
+SMOOTHING = 0.3
+#: A restore at least this small is not measured: its time says more of the machine's noise than of the level.
+MEASURABLE_BYTES = 1 << 20
+
+
+@attrs.define(eq=False)
+class Restore:
+    """A restore under way.
+
+    :ivar pages: there at once, where the pages are only held once more.
+    """
+
+    found: Found
+    tokens: int
+    started: float
+    pages: HeldPages | None = None
+    sink: PageSink | None = None
+    reading: Future[None] | None = None
+
+    def done(self) -> bool:
+        if self.sink is not None:
+            self.sink.pump()
+        return self.reading is None or self.reading.done()
+
+    def wait(self, timeout: float) -> None:
+        """Block until it is done, or ``timeout`` seconds have passed."""
+        if self.reading is not None:
+            wait([self.reading], timeout)
+
+
+@attrs.frozen
+class Prices:
+    """What decides between restoring and reading, as it was when it was decided. Seconds; None: not yet measured."""
+
+    restore_s: float | None
+    read_s: float | None
+
+    @property
+    def worth(self) -> bool:
+        """Whether restoring is expected to be no slower, or nothing speaks against it yet."""
+        return self.restore_s is None or self.read_s is None or self.restore_s <= self.read_s
+
+
+def prices(nbytes: int, tokens: int, level_rate: float | None, read_rate: float | None) -> Prices:
+    """Expected times of restoring ``nbytes`` and of reading ``tokens`` instead. Pure.
+
+    :param level_rate: bytes per second observed at the level; :param read_rate: prompt tokens per second observed.
+    """
+    return Prices(
+        nbytes / level_rate if level_rate else None,
+        tokens / read_rate if read_rate else None,
+    )
+
+
+class Restorer:
+    """Engine thread only, but for the reading itself.
+
+    :param ask: asks the admission rules: kind, bytes needed, bytes available.
+    :param reclaim: gets back pages of the engine's pools; False when there are none to get back.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[PagePool],
+        options: KeeperOptions,
+        available: Callable[[], int | None],
+        ask: Callable[[str, int, int | None], Verdict],
+        reclaim: Callable[[], bool],
+    ):
+        self._pools = tuple(pools)
+        self._options = options
+        self._available = available
+        self._ask = ask
+        self._reclaim = reclaim
+        self._reader = ThreadPoolExecutor(1, "strata-restore")
+        self._abandoned: list[Restore] = []
+        self.rates: dict[str, float] = {}  # level -> bytes per second, smoothed
+
+    def nbytes(self, tokens: int) -> int:
+        """Bytes of the pages of so many positions."""
+        return sum(pool.layout.pages_for(tokens) * pool.layout.nbytes for pool in self._pools)
+
+    def prices(self, found: Found, tokens: int, otherwise: int, read_rate: float | None) -> Prices:
+        """What restoring ``tokens`` from a level below RAM costs against resuming ``otherwise`` tokens without it and
+        reading the rest."""
+        return prices(self.nbytes(tokens), tokens - otherwise, self.rates.get(found.level.name), read_rate)
+
+    def begin(self, found: Found, tokens: int) -> Restore:
+        """Start to bring back the first ``tokens`` positions of an entry.
+
+        :raises LevelError: memory admission refuses it. :raises OutOfMemory: the pools have no room.
+        """
+        restore = Restore(found, tokens, time.perf_counter())
+        held = found.level.held(found.entry)
+        if held is not None and held.pools == self._pools:
+            restore.pages = held.fork(tokens)
+            return restore
+        need = self.nbytes(tokens)
+        verdict = self._ask("restore", need, self._available())
+        if verdict.action is Action.REFUSE:
+            raise LevelError(f"memory admission; {verdict.reason}")
+        if verdict.action is Action.THROUGH:
+            log.info(
+                "%s hit under the transient RAM floor (need %d MiB plus %d MiB, not %d MiB)",
+                found.level.name, need >> 20, self._options.transient_floor >> 20, self._options.parking_floor >> 20,
+            )
+        restore.sink = self._sink(tokens)
+        if found.level.loads_aside:
+            restore.reading = self._reader.submit(_read, restore)
+        else:
+            restore.reading = Future()
+            _read_here(restore, restore.reading)
+        return restore
+
+    def finish(self, restore: Restore) -> HeldPages:
+        """The pages of a restore that is done, held for the caller.
+
+        :raises LevelError: it failed; nothing is held.
+        """
+        if restore.pages is not None:
+            return restore.pages
+        assert restore.sink is not None
+        assert restore.reading is not None
+        error = restore.reading.exception()
+        if error is not None:
+            restore.sink.discard()
+            raise error
+        pages = restore.sink.finish()
+        self._observe(restore)
+        return pages
+
+    def abandon(self, restore: Restore) -> None:
+        """The restore is not wanted any more. Its pages come back when nothing writes to them."""
+        if restore.pages is not None:
+            restore.pages.release()
+            return
+        if restore.sink is not None:
+            restore.sink.cancel()
+        self._abandoned.append(restore)
+        self.poll()
+
+    def poll(self) -> None:
+        """Give back the pages of abandoned restores that have ended."""
+        for restore in [r for r in self._abandoned if r.done()]:
+            self._abandoned.remove(restore)
+            if restore.sink is not None:
+                restore.sink.discard()
+
+    def busy(self) -> bool:
+        return bool(self._abandoned)
+
+    def close(self) -> None:
+        """Wait for what is under way; all restores must have been finished or abandoned."""
+        while self._abandoned:
+            self.poll()
+            time.sleep(0.001)
+        self._reader.shutdown()
+
+    def _sink(self, tokens: int) -> PageSink:
+        while True:
+            try:
+                return PageSink(self._pools, tokens)
+            except OutOfMemory:
+                if not self._reclaim():
+                    raise
+
+    def _observe(self, restore: Restore) -> None:
+        nbytes, seconds = self.nbytes(restore.tokens), time.perf_counter() - restore.started
+        if nbytes >= MEASURABLE_BYTES and seconds > 0:
+            name, rate = restore.found.level.name, nbytes / seconds
+            known = self.rates.get(name)
+            self.rates[name] = rate if known is None else (1 - SMOOTHING) * known + SMOOTHING * rate
+
+
+def _read(restore: Restore) -> None:
+    """On the reading thread, where the level allows it."""
+    assert restore.sink is not None
+    try:
+        restore.found.level.load(restore.found.entry, restore.tokens, restore.sink)
+    except LevelError:
+        raise
+    except Exception as error:
+        # Not what the contract allows. A fault of a level must not end the request.
+        log.exception("level %s failed", restore.found.level.name)
+        raise LevelError(f"{type(error).__name__}: {error}") from error
+
+
+def _read_here(restore: Restore, future: Future[None]) -> None:
+    try:
+        _read(restore)
+    except LevelError as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None)
