@@ -49,9 +49,10 @@ class OperationTests(BackendKit):
         self.close_to(backend.to_host(biased[1]), expected[1] + bias)
         self.close_to(backend.to_host(biased[2]), expected[2])
 
+    @pytest.mark.parametrize("size", [10.0, 0.003])  # far above and about the square root of epsilon
     @pytest.mark.parametrize("rows", ROWS)
-    def test_rms_norm_works_on_rows_and_on_heads(self, backend: Backend, rows: int) -> None:
-        x = random_rows(1, rows, 96) * 10
+    def test_rms_norm_works_on_rows_and_on_heads(self, backend: Backend, rows: int, size: float) -> None:
+        x = random_rows(1, rows, 96) * np.float32(size)
         for width in (96, 24):
             weight = random_rows(width, width)
             out = backend.rms_norm(backend.from_host(x), backend.vector(stored(weight)), 1e-5)
