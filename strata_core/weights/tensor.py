@@ -35,18 +35,19 @@ class StoredTensor:
         """Number of elements."""
         return math.prod(self.shape)
 
-    def dequantise(self, rows: slice | None = None) -> Floats:
-        """The numbers, as float32 in a new array.
+    def dequantise(self, rows: slice | None = None, out: Floats | None = None) -> Floats:
+        """The numbers, as float32.
 
         :param rows: a range of the outermost dimension with step 1, as in ``array[rows]``; None for all. Only the
             bytes of these rows are read. Not for one-dimensional tensors of block types, whose elements cannot be
             reached one by one.
+        :param out: a C-contiguous float32 array to write them to and return a view of; None for a new one.
         :raises UnsupportedModel: the type has no dequantiser.
-        :raises ValueError: ``rows`` has a step, or cuts through blocks.
+        :raises ValueError: ``rows`` has a step, or cuts through blocks; or ``out`` is of another size or kind.
         """
         kind = TYPES[self.type]
         if rows is None:
-            return dequantise(kind, self.data).reshape(self.shape)
+            return dequantise(kind, self.data, out).reshape(self.shape)
         start, stop, step = rows.indices(self.shape[0])
         if step != 1:
             raise ValueError(f"rows of {self.name} can only be read in order, not with step {step}")
@@ -55,4 +56,4 @@ class StoredTensor:
             raise ValueError(f"{self.name} is one-dimensional {self.type}: its elements cannot be read one by one")
         count = max(stop - start, 0)
         data = self.data[start * kind.nbytes(row) : (start + count) * kind.nbytes(row)]
-        return dequantise(kind, data).reshape(count, *self.shape[1:])
+        return dequantise(kind, data, out).reshape(count, *self.shape[1:])

@@ -82,6 +82,23 @@ def test_rows_are_the_rows_of_the_whole(name: str) -> None:
         assert_same_numbers(tensor.dequantise(rows), whole[rows])
 
 
+def test_numbers_are_written_where_they_are_wanted() -> None:
+    tensor = StoredTensor("t", (7, 64), "Q4_1", random_blocks("Q4_1", 14, seed=5).reshape(-1))
+    stack = np.zeros((9, 64), np.float32)
+    written = tensor.dequantise(out=stack[1:8])
+    assert np.shares_memory(written, stack)
+    assert_same_numbers(stack[1:8], tensor.dequantise())
+    assert not stack[0].any() and not stack[8].any()
+    assert_same_numbers(tensor.dequantise(slice(2, 4), stack[:2]), tensor.dequantise(slice(2, 4)))
+
+
+@pytest.mark.parametrize("out", [np.zeros((7, 128), np.float32)[:, ::2], np.zeros((7, 64)), np.zeros(63, np.float32)])
+def test_an_array_that_cannot_take_the_numbers_is_refused(out: np.ndarray) -> None:
+    tensor = StoredTensor("t", (7, 64), "Q4_1", random_blocks("Q4_1", 14, seed=5).reshape(-1))
+    with pytest.raises(ValueError, match=r"contiguous|reshape"):
+        tensor.dequantise(out=out)
+
+
 def test_rows_with_a_step_or_through_a_block_are_refused() -> None:
     tensor = StoredTensor("t", (32,), "Q8_0", np.zeros(34, np.uint8))
     with pytest.raises(ValueError, match="one by one"):

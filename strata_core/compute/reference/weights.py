@@ -39,12 +39,9 @@ class Matrix:
         return 4 * int(self.edges[-1]) * self.width
 
     def make_dense(self) -> None:
-        if len(self.parts) == 1:
-            self.dense = self.parts[0].dequantise()
-            return
         dense = np.empty((self.edges[-1], self.width), np.float32)
         for part, start, stop in zip(self.parts, self.edges, self.edges[1:], strict=False):
-            dense[start:stop] = part.dequantise()
+            part.dequantise(out=dense[start:stop])
         self.dense = dense
 
     def project(self, x: Floats) -> Floats:

@@ -47,18 +47,24 @@ BY_CODE: Mapping[int, TensorType] = MappingProxyType({kind.code: kind for kind i
 _PIECE = 131_072
 
 
-def dequantise(kind: TensorType, data: Bytes) -> Floats:
+def dequantise(kind: TensorType, data: Bytes, out: Floats | None = None) -> Floats:
     """Decode a run of blocks.
 
     :param data: ``(bytes,)`` uint8, a whole number of blocks, not necessarily aligned.
-    :return: ``(elements,)`` float32, newly allocated. The arithmetic is float32 in the order that the format's
+    :param out: where to write: C-contiguous float32 with as many elements, of any shape; None for a new array.
+    :return: ``(elements,)`` float32, a view of ``out`` if that was given. The arithmetic is float32 in the order that the format's
         reference uses, so results are reproducible to the bit.
     :raises UnsupportedModel: no dequantiser for this type.
+    :raises ValueError: ``out`` is not as described.
     """
     if kind.decode is None:
         raise UnsupportedModel(f"tensors of type {kind.name} cannot be dequantised")
     blocks = data.reshape(-1, kind.size)
-    out = np.empty((blocks.shape[0], kind.block), np.float32)
+    if out is None:
+        out = np.empty((blocks.shape[0], kind.block), np.float32)
+    elif not (out.flags.c_contiguous and out.dtype == np.float32):
+        raise ValueError("numbers can only be written to a contiguous float32 array")
+    out = out.reshape(blocks.shape[0], kind.block)
     step = _PIECE // kind.block
     for start in range(0, blocks.shape[0], step):
         kind.decode(blocks[start : start + step], out[start : start + step])
