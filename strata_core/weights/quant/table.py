@@ -52,8 +52,8 @@ def dequantise(kind: TensorType, data: Bytes, out: Floats | None = None) -> Floa
 
     :param data: ``(bytes,)`` uint8, a whole number of blocks, not necessarily aligned.
     :param out: where to write: C-contiguous float32 with as many elements, of any shape; None for a new array.
-    :return: ``(elements,)`` float32, a view of ``out`` if that was given. The arithmetic is float32 in the order that the format's
-        reference uses, so results are reproducible to the bit.
+    :return: ``(elements,)`` float32, a view of ``out`` if that was given. The arithmetic is float32 in the order that
+        the format's reference uses, so results are reproducible to the bit.
     :raises UnsupportedModel: no dequantiser for this type.
     :raises ValueError: ``out`` is not as described.
     """
