@@ -22,7 +22,7 @@ SITUATIONS = [
     (decoders, tuple(readers))
     for decoders in range(0, 13)
     for count in range(0, 3)
-    for readers in itertools.product([(left, starved) for left in (1, 2, 7, 8, 30) for starved in (0, 2, 3)], repeat=count)
+    for readers in itertools.product(itertools.product((1, 2, 7, 8, 30), (0, 2, 3)), repeat=count)
 ]
 
 
@@ -60,8 +60,8 @@ def test_named_situations(decoders: int, readers: list[tuple[int, int]], expecte
 
 
 def test_every_prompt_is_read_whatever_the_load() -> None:
-    left = {slot: 40 for slot in range(3)}
-    starved = {slot: 0 for slot in range(3)}
+    left = dict.fromkeys(range(3), 40)
+    starved = dict.fromkeys(range(3), 0)
     for _ in range(200):
         order = [s for s in sorted(left) if left[s]]
         if not order:

@@ -42,7 +42,8 @@ def engine(tiny_model: Path, plugins: Plugins) -> Iterator[Engine]:
 
 
 def request(seed: int, count: int = 20, **fields: Any) -> Request:
-    return Request(prompt=ids(seed, count=count), **({"sampling": GREEDY, "ignore_eos": True, "max_tokens": 4} | fields))
+    usual = {"sampling": GREEDY, "ignore_eos": True, "max_tokens": 4}
+    return Request(prompt=ids(seed, count=count), **(usual | fields))
 
 
 def test_many_threads_each_get_their_own_reply(engine: Engine) -> None:
@@ -104,7 +105,7 @@ def test_wrong_requests_are_refused_with_their_numbers(engine: Engine) -> None:
         engine.submit(Request(prompt=np.array([384], np.int32)))
     with pytest.raises(InvalidRequest, match="-1"):
         engine.submit(Request(prompt=np.array([-1], np.int32)))
-    with pytest.raises(InvalidRequest, match="logit_bias|999"):
+    with pytest.raises(InvalidRequest, match="999"):
         engine.submit(request(1, sampling=Sampling(logit_bias={999: 1.0})))
 
 

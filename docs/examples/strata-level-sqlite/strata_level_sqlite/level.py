@@ -149,7 +149,8 @@ def _entry(row: tuple[str, str, bytes, bytes, bytes, float, float, str, str, int
     tokens = np.frombuffer(row[3], np.int32)  # read-only, as it is a view of bytes
     addresses = tuple(row[4][start : start + DIGEST_BYTES] for start in range(0, len(row[4]), DIGEST_BYTES))
     turns = tuple(np.frombuffer(row[10], np.int64).tolist())
-    return Entry(row[0], row[1], row[2], tokens, addresses, row[5], row[6], row[7], row[8], bool(row[9]), turns, bool(row[11]))
+    pinned, root = bool(row[9]), bool(row[11])
+    return Entry(row[0], row[1], row[2], tokens, addresses, row[5], row[6], row[7], row[8], pinned, turns, root)
 
 
 def _read(pages: HeldPages, number: int) -> bytes:
