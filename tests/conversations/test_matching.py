@@ -43,7 +43,7 @@ def ids(*parts: range | list[int]) -> np.ndarray:
 
 
 def live(scene: Scene, tokens: np.ndarray, identity: Identity | None = None, **fields: object) -> Live:
-    made = Live.begin(identity or scene.identity, "", scene.pools, scene.page_tokens)
+    made = Live.begin(identity or scene.identity, "", scene.pools)
     made.tokens.extend(tokens)
     for name, value in fields.items():
         setattr(made, name, value)
