@@ -9,11 +9,12 @@ nothing of requests or HTTP.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 import numpy as np
 
+from strata_core.clock import Clock
 from strata_core.conversations.ghosts import Ghost, Ghosts
 from strata_core.conversations.identity import Identity, page_addresses
 from strata_core.conversations.index import Query
@@ -42,6 +43,8 @@ class Keeper:
     :param available: bytes of memory available now; None where unknown.
     :param admit: the admission rules.
     :param emit: takes events for observers.
+    :param clock: what time it is; the system's if None.
+    :param reader: runs the reading of restores; see :class:`Restorer`.
     :ivar read_rate: prompt tokens per second as observed, set by the engine; None before it is measured.
     """
 
@@ -59,15 +62,18 @@ class Keeper:
         available: Callable[[], int | None],
         admit: Callable[[Placement], Verdict],
         emit: Callable[[Event], None],
+        clock: Clock | None = None,
+        reader: Executor | None = None,
     ):
         self.identity = identity
+        self.clock = clock or Clock()
         self.pools = tuple(pools)
         self.options = options
         self.openers = openers
         self.page_tokens = pools[0].layout.page_tokens
         self.read_rate: float | None = None
         self.restore_failures = 0
-        self.ladder = Ladder(levels, self._on_left, self._on_trouble, self.page_tokens)
+        self.ladder = Ladder(levels, self._on_left, self._on_trouble, self.page_tokens, self.clock)
         self._copies = copies
         self._max_context = max_context
         self._spell = spell
@@ -75,8 +81,8 @@ class Keeper:
         self._emit = emit
         self._ghosts = Ghosts()
         self._warned: dict[str, float] = {}
-        self.parking = Parking(self.ladder, options, copies, available, self._ask, self._on_left, emit)
-        self.restorer = Restorer(pools, options, available, self._ask, self.reclaim)
+        self.parking = Parking(self.ladder, options, copies, available, self._ask, self._on_left, emit, self.clock)
+        self.restorer = Restorer(pools, options, available, self._ask, self.reclaim, self.clock, reader)
 
     @property
     def discards(self) -> int:
@@ -155,7 +161,7 @@ class Keeper:
             self._refused(candidate.found, error)
             return None
         self.ladder.touch(candidate.found)
-        self._restored(candidate, candidate.found.entry.conversation, time.perf_counter() - restore.started)
+        self._restored(candidate, candidate.found.entry.conversation, self.clock.monotonic() - restore.started)
         return pages
 
     def _restored(self, candidate: Candidate, conversation: str, elapsed: float) -> None:
@@ -187,7 +193,12 @@ class Keeper:
         First those that background work still reads; then those of the oldest conversation in RAM, where these are in
         the same pools.
         """
-        return self.ladder.settle() or (not self._copies and self.ladder.shed())
+        used = sum(pool.used for pool in self.pools)
+        if self.ladder.settle():
+            self.poll()  # the work's pages come back with its outcomes
+            if sum(pool.used for pool in self.pools) < used:
+                return True
+        return not self._copies and self.ladder.shed()
 
     def _refused(self, found: Found, error: Exception) -> None:
         self.restore_failures += 1
@@ -268,7 +279,7 @@ class Keeper:
 
     def _on_trouble(self, level: str, error: Exception) -> None:
         self._emit(LevelWarning(level=level, message=str(error)))
-        now = time.monotonic()
+        now = self.clock.monotonic()
         if now - self._warned.get(level, -60.0) >= 60.0:
             self._warned[level] = now
             bug = None if isinstance(error, LevelError) else error

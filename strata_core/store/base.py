@@ -100,10 +100,14 @@ class Outcome:
 
 
 class Level(ABC):
-    """One rung. See the module's docstring for the rules all levels keep to."""
+    """One rung. See the module's docstring for the rules all levels keep to.
+
+    :ivar when_full: whether the coordinator lets old entries leave to make room for a new one, or has it go elsewhere.
+    """
 
     name: str
     rank: int
+    when_full: Literal["evict-oldest", "reject"] = "evict-oldest"
     #: Whether ``load`` may run on a thread of its own while the engine thread calls other methods, so that other slots
     #: go on meanwhile. It must then touch nothing but the sink and what it guards itself.
     loads_aside: bool = False
@@ -196,6 +200,17 @@ class Level(ABC):
         promised to others. Called only for levels whose entries ``adopt`` can take."""
         raise LevelError(f"entries of level {self.name} do not leave on their own")
 
+    def expired(self, now: float) -> Sequence[Entry]:
+        """Entries older than the level's settings allow, the longest unused first; the coordinator lets them leave.
+
+        :param now: seconds since the epoch.
+        """
+        return ()
+
+    def reclaim(self, nbytes: int) -> None:  # noqa: B027 - most levels hold nothing but entries
+        """Begin to free what no entry needs (what a crash left behind, what was damaged), ``nbytes`` of it if there is
+        as much. It counts no more from now on. The coordinator asks before it lets entries go."""
+
     def flush(self) -> None:  # noqa: B027 - a level without a medium has nothing to flush
         """Return when everything that was put or adopted before would survive a power cut.
 
@@ -211,7 +226,8 @@ class Level(ABC):
         return ()
 
     def settle(self) -> None:  # noqa: B027
-        """Wait until no background work holds pages of the engine's pools. Called when these have run out."""
+        """Wait until no background work needs pages of the engine's pools any more: the next ``poll`` gives them back.
+        Called when these have run out."""
 
     def close(self) -> None:  # noqa: B027
         """Complete background work and free everything. The level is not used afterwards."""

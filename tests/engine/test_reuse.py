@@ -127,7 +127,7 @@ def test_the_ram_budget_is_never_exceeded_and_one_too_large_is_refused_before_it
     small = [ids(c, count=100) for c in range(3)]
     for prompt in small:
         engine.ask(prompt, max_tokens=1)
-    page = engine.ram.weigh([e for e in engine.ram.entries()])
+    page = engine.ram.weigh(engine.ram.entries())
     assert page == engine.ram.usage().bytes <= 1 << 20
     engine.ram._max_bytes = 50 * 4096  # room for the small ones, not for 63 pages
     engine.ask(ids(8, count=500), max_tokens=1)
