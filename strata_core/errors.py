@@ -146,9 +146,16 @@ class LevelError(StrataError, RuntimeError):
 
 
 class DamagedEntry(LevelError):
-    """A stored conversation failed verification; it must be quarantined and never offered again."""
+    """A stored conversation failed verification; what was damaged is never offered again.
+
+    :param good_tokens: how many of its leading tokens the level still offers, under the same entry id.
+    """
 
     code = "damaged_entry"
+
+    def __init__(self, message: str, *, good_tokens: int = 0):
+        super().__init__(message)
+        self.good_tokens = good_tokens
 
 
 class BackendError(StrataError, RuntimeError):

@@ -1,0 +1,28 @@
+"""Warm and cold levels: conversations on disk. This module is imported by every ``strata`` command, so it stays light."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from strata_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from strata_core.store.base import LevelFactory
+
+
+@hookimpl
+def strata_register_settings(register: Callable[[type[Any]], None]) -> None:
+    """Register the options of the disk levels."""
+    from strata_tiers.settings import DiskSettings
+
+    register(DiskSettings)
+
+
+@hookimpl
+def strata_register_levels(register: Callable[[LevelFactory], None]) -> None:
+    """Register the levels ``warm`` (rank 10) and ``cold`` (rank 20)."""
+    from strata_tiers.factory import factories
+
+    for factory in factories():
+        register(factory)

@@ -1,0 +1,171 @@
+"""The manifest of an entry, see ``docs/format.md``."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from strata_core.conversations.identity import DIGEST_BYTES
+from strata_core.store.base import Entry
+from strata_tiers.layout import VERSION, BadFile, Piece, UnknownVersion, checksum, valid_id
+
+MAGIC = b"STRATCNV"
+_START = struct.Struct("<8sII")
+_REST = struct.Struct("<16sQIIIIQ")
+_HEAD = _START.size + DIGEST_BYTES + _REST.size
+_JSON_GRAIN = 64
+#: No float is longer than this when written with repr, nor a boolean.
+_LONGEST_FLOAT, _LONGEST_BOOL = 24, 5
+
+
+@attrs.frozen(eq=False)
+class Manifest:
+    """:ivar parts: of the identity, without the tenant. :ivar pieces: the segments, from position 0 on."""
+
+    entry: Entry
+    parts: Mapping[str, str]
+    pieces: tuple[Piece, ...]
+    page_tokens: int
+    size: int
+
+
+def size(entry: Entry, parts: Mapping[str, str], pieces: Sequence[Piece]) -> int:
+    """Bytes of the manifest; the same whatever ``used`` and ``pinned`` are."""
+    return _HEAD + len(_json(entry, parts, pieces)) + 4 * len(entry.tokens) + DIGEST_BYTES * len(entry.addresses)
+
+
+def encode(entry: Entry, parts: Mapping[str, str], pieces: Sequence[Piece], page_tokens: int) -> bytes:
+    """The whole file."""
+    text = _json(entry, parts, pieces)
+    body = text + np.ascontiguousarray(entry.tokens, "<i4").tobytes() + b"".join(entry.addresses)
+    start = _START.pack(MAGIC, VERSION, 0)
+    counts = (len(text), len(entry.tokens), len(entry.addresses), page_tokens, 0)
+    rest = _REST.pack(entry.identity, _HEAD + len(body), *counts) + body
+    return start + checksum(start, rest) + rest
+
+
+def parse(data: bytes, name_id: str) -> Manifest:
+    """The manifest in a file's bytes.
+
+    :param name_id: the id in the file's name.
+    :raises BadFile: it is no manifest, of an unknown version, or damaged.
+    """
+    if len(data) < _HEAD or data[:8] != MAGIC:
+        raise BadFile("not a manifest")
+    _, version, flags = _START.unpack_from(data)
+    if version != VERSION:
+        raise UnknownVersion(f"manifest version {version}")
+    view = memoryview(data)
+    if checksum(view[: _START.size], view[_START.size + DIGEST_BYTES :]) != data[_START.size : 32]:
+        raise BadFile("the manifest's checksum does not fit")
+    identity, length, text_bytes, count, complete, page_tokens, zero = _REST.unpack_from(data, 32)
+    end = _HEAD + text_bytes + 4 * count + DIGEST_BYTES * complete
+    if flags or zero or length != len(data) or end != length:
+        raise BadFile("the manifest's counts do not fit its size")
+    if not count or not page_tokens or complete != count // page_tokens:
+        raise BadFile("the manifest's counts do not fit each other")
+    tokens = np.frombuffer(data, "<i4", count, _HEAD + text_bytes).astype(np.int32, copy=False)
+    addresses_at = _HEAD + text_bytes + 4 * count
+    addresses = tuple(data[at : at + DIGEST_BYTES] for at in range(addresses_at, length, DIGEST_BYTES))
+    about = _object(data[_HEAD : _HEAD + text_bytes])
+    entry = _entry(about, identity, tokens, addresses)
+    if entry.id != name_id:
+        raise BadFile(f"the file's name is not that of entry {entry.id!r}")
+    parts = _take(about, "parts", dict)
+    if not all(isinstance(value, str) for value in parts.values()):
+        raise BadFile("the identity's parts are not all text")
+    return Manifest(entry, parts, _pieces(about, entry, page_tokens), page_tokens, length)
+
+
+def _json(entry: Entry, parts: Mapping[str, str], pieces: Sequence[Piece]) -> bytes:
+    about = {
+        "id": entry.id,
+        "conversation": entry.conversation,
+        "tenant": entry.tenant,
+        "parts": dict(parts),
+        "created": float(entry.created),
+        "used": float(entry.used),
+        "reason": entry.reason,
+        "pinned": bool(entry.pinned),
+        "root": bool(entry.root),
+        "turns": sorted({int(turn) for turn in entry.turns if 0 <= turn < len(entry.tokens)}),
+        "segments": [[piece.address.hex(), piece.start, piece.count, piece.size] for piece in pieces],
+    }
+    text = json.dumps(about, allow_nan=False, separators=(",", ":")).encode("ascii")
+    # Room for any time of use and either pin, so that a change of these does not change the size.
+    room = _LONGEST_FLOAT - len(repr(about["used"])) + _LONGEST_BOOL - len(json.dumps(about["pinned"]))
+    return text.ljust(-(-(len(text) + room) // _JSON_GRAIN) * _JSON_GRAIN)
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        about = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadFile(f"the manifest's JSON cannot be read: {error}") from None
+    if not isinstance(about, dict):
+        raise BadFile("the manifest's JSON is no object")
+    return about
+
+
+def _take(about: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = about.get(name)
+    if type(value) is not kind:
+        raise BadFile(f"the manifest's {name!r} is {value!r}, not of type {kind.__name__}")
+    return value
+
+
+def _entry(about: Mapping[str, Any], identity: bytes, tokens: np.ndarray, addresses: tuple[bytes, ...]) -> Entry:
+    entry = Entry(
+        id=_take(about, "id", str),
+        conversation=_take(about, "conversation", str),
+        identity=identity,
+        tokens=tokens,
+        addresses=addresses,
+        created=_take(about, "created", float),
+        used=_take(about, "used", float),
+        reason=_take(about, "reason", str),
+        tenant=_take(about, "tenant", str),
+        pinned=_take(about, "pinned", bool),
+        turns=tuple(_take(about, "turns", list)),
+        root=_take(about, "root", bool),
+    )
+    if not (math.isfinite(entry.created) and math.isfinite(entry.used)):
+        raise BadFile("a time in the manifest is no number")
+    if not valid_id(entry.id):
+        raise BadFile(f"{entry.id!r} is no id")
+    previous = -1
+    for turn in entry.turns:
+        if type(turn) is not int or not previous < turn < len(tokens):
+            raise BadFile("the manifest's turns are not ascending positions")
+        previous = turn
+    return entry
+
+
+def _pieces(about: Mapping[str, Any], entry: Entry, page_tokens: int) -> tuple[Piece, ...]:
+    pieces: list[Piece] = []
+    at, parent = 0, entry.identity
+    for item in _take(about, "segments", list):
+        if not (isinstance(item, list) and [type(value) for value in item] == [str, int, int, int]):
+            raise BadFile("a segment in the manifest is not address, start, count and size")
+        text, start, count, nbytes = item
+        if start != at or at % page_tokens or not 0 < count <= len(entry.tokens) - at or nbytes <= 0:
+            raise BadFile("the manifest's segments do not follow each other")
+        try:
+            address = bytes.fromhex(text)
+        except ValueError:
+            raise BadFile("an address in the manifest is no hexadecimal number") from None
+        at += count
+        whole = at % page_tokens == 0
+        if len(address) != DIGEST_BYTES or (whole and address != entry.addresses[at // page_tokens - 1]):
+            raise BadFile("a segment's address is not that of its last page")
+        pieces.append(Piece(parent, address, start, count, nbytes, "" if whole else entry.id))
+        parent = address
+    if at != len(entry.tokens):
+        raise BadFile("the manifest's segments do not hold all its tokens")
+    return tuple(pieces)

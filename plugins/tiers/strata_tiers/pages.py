@@ -1,0 +1,171 @@
+"""Pages on their way to a file: read where they are when that is the host's memory, else through a bounded staging area.
+
+What is copied from a device is copied by the engine thread, when it polls; the writer waits for it. Staging never exceeds
+:data:`STAGING_BYTES`, as only the entry that is being written is staged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from strata_core.compute.base import Event
+from strata_core.errors import BackendError
+from strata_core.pool.table import HeldPages
+
+STAGING_BYTES = 32 << 20
+_WINDOWS = 4
+
+Block = tuple[np.ndarray, ...]
+
+
+class PageSource:
+    """The pages of an entry, held until :meth:`release`.
+
+    :param pages: forked here; they stay as they are while they are held.
+    """
+
+    def __init__(self, pages: HeldPages):
+        self.pages = pages.fork(pages.tokens)
+
+    def block(self, number: int) -> Block:
+        """One uint8 array per pool; valid until a later block is asked for. Called by the writer, ascending.
+
+        :raises BackendError: it could not be copied from the device.
+        """
+        raise NotImplementedError
+
+    def copy(self, number: int, buffers: Sequence[np.ndarray]) -> None:
+        """Copy one block. Called by the engine thread, or, where pages are in host memory, by any."""
+        raise NotImplementedError
+
+    def stage(self, wanted: Sequence[int]) -> None:
+        """Say which blocks the writer will ask for, in that order. Called by the writer."""
+
+    def pump(self) -> None:
+        """Begin and finish copies. Called by the engine thread."""
+
+    def stop(self) -> None:
+        """End a wait for a copy with an error."""
+
+    def release(self) -> None:
+        """Give the pages back. Called by the engine thread when the writer is done with them."""
+        self.pages.release()
+
+
+class HostPages(PageSource):
+    """Pages in host memory: views, no copies."""
+
+    def __init__(self, pages: HeldPages, blocks: list[Block]):
+        super().__init__(pages)
+        self._blocks = blocks
+
+    def block(self, number: int) -> Block:
+        return self._blocks[number]
+
+    def copy(self, number: int, buffers: Sequence[np.ndarray]) -> None:
+        for view, buffer in zip(self._blocks[number], buffers, strict=True):
+            np.copyto(buffer, view)
+
+    def release(self) -> None:
+        self._blocks = []
+        super().release()
+
+
+@attrs.define(eq=False)
+class _Window:
+    numbers: list[int]
+    rows: list[np.ndarray]  # one (n, nbytes) per pool
+    copies: list[Event]
+
+
+class DevicePages(PageSource):
+    """Pages on a device, staged window by window."""
+
+    def __init__(self, pages: HeldPages):
+        super().__init__(pages)
+        self._changed = threading.Condition()
+        self._wanted: deque[int] = deque()
+        self._under_way: deque[_Window] = deque()
+        self._ready: deque[_Window] = deque()
+        self._error: Exception | None = None
+        block = sum(pool.layout.nbytes for pool in pages.pools)
+        self._window_blocks = max(1, STAGING_BYTES // _WINDOWS // block)
+
+    def stage(self, wanted: Sequence[int]) -> None:
+        with self._changed:
+            self._wanted.extend(wanted)
+
+    def block(self, number: int) -> Block:
+        with self._changed:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                while self._ready and number not in self._ready[0].numbers:
+                    self._ready.popleft()  # its blocks were written
+                if self._ready:
+                    window = self._ready[0]
+                    row = window.numbers.index(number)
+                    return tuple(rows[row] for rows in window.rows)
+                self._changed.wait()
+
+    def copy(self, number: int, buffers: Sequence[np.ndarray]) -> None:
+        for pool, table, buffer in zip(self.pages.pools, self.pages.tables, buffers, strict=True):
+            pool.store.download([table[number]], buffer.reshape(1, -1)).wait()
+
+    def pump(self) -> None:
+        with self._changed:
+            while self._under_way and all(event.done() for event in self._under_way[0].copies):
+                window = self._under_way.popleft()
+                self._finish(window)
+                self._ready.append(window)
+            while self._wanted and len(self._under_way) + len(self._ready) < _WINDOWS and self._error is None:
+                numbers = [self._wanted.popleft() for _ in range(min(self._window_blocks, len(self._wanted)))]
+                self._under_way.append(self._begin(numbers))
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._error = self._error or BackendError("the copy was given up")
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        with self._changed:
+            while self._under_way:  # a copy still reads the pages
+                self._finish(self._under_way.popleft())
+            self._ready.clear()
+        super().release()
+
+    def _begin(self, numbers: list[int]) -> _Window:
+        window = _Window(numbers, [], [])
+        for pool, table in zip(self.pages.pools, self.pages.tables, strict=True):
+            rows = np.empty((len(numbers), pool.layout.nbytes), np.uint8)
+            window.rows.append(rows)
+            try:
+                window.copies.append(pool.store.download([table[number] for number in numbers], rows))
+            except BackendError as error:
+                self._error = error
+        return window
+
+    def _finish(self, window: _Window) -> None:
+        for event in window.copies:
+            try:
+                event.wait()
+            except BackendError as error:
+                self._error = self._error or error
+
+
+def source_of(pages: HeldPages) -> PageSource:
+    """How to read these pages. Called by the engine thread."""
+    columns = []
+    for pool, table in zip(pages.pools, pages.tables, strict=True):
+        views = [pool.store.host_view(page) for page in table]
+        present = [view for view in views if view is not None]
+        if len(present) < len(views):
+            return DevicePages(pages)
+        columns.append(present)
+    return HostPages(pages, list(zip(*columns, strict=True)))

@@ -1,0 +1,110 @@
+"""Reads blocks into memory and verifies each page right after it was read, while it is in the processor's cache."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import attrs
+import numpy as np
+from xxhash import xxh3_128_digest
+
+from strata_tiers.files import Files
+
+#: How far the disk is asked to read ahead of what is verified.
+AHEAD_BYTES = 16 << 20
+#: Less than this is read by the calling thread alone.
+ALONE_BYTES = 1 << 20
+
+
+@attrs.frozen(eq=False)
+class Read:
+    """One block: where it is, where it goes (one uint8 array per pool), and the digests of its pages."""
+
+    fd: int
+    offset: int
+    buffers: tuple[np.ndarray, ...]
+    digests: tuple[bytes, ...]
+
+
+class Reader:
+    """Several threads, the caller's among them. Both reading and hashing release the interpreter."""
+
+    def __init__(self, files: Files, threads: int = 2):
+        self._files = files
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._start = threading.Lock()
+
+    def fill(self, reads: Sequence[Read]) -> tuple[int, str] | None:
+        """Do all reads. None when all pages are what their digests say, else the number of the first read that is not,
+        and why. An error of the system other than a missing end or EIO is raised.
+
+        :raises OSError: too many open files and the like: nothing is wrong with the data.
+        """
+        nbytes = sum(buffer.nbytes for read in reads for buffer in read.buffers)
+        work = _Work(self._files, reads)
+        helpers = 0 if nbytes < ALONE_BYTES else self._threads - 1
+        futures = [self._helpers().submit(work.run) for _ in range(helpers)]
+        work.run()
+        for future in futures:
+            future.result()
+        if work.error is not None:
+            raise work.error
+        return min(work.bad, default=None)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _helpers(self) -> ThreadPoolExecutor:
+        with self._start:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads - 1, "strata-read")
+            return self._pool
+
+
+class _Work:
+    """The reads still to be done, taken from the front by every thread."""
+
+    def __init__(self, files: Files, reads: Sequence[Read]):
+        self.bad: list[tuple[int, str]] = []
+        self.error: OSError | None = None
+        self._files = files
+        self._reads = reads
+        self._left = deque(range(len(reads)))
+        size = max(1, sum(buffer.nbytes for buffer in reads[0].buffers)) if reads else 1
+        self._ahead = max(1, AHEAD_BYTES // size)
+        for read in reads[: self._ahead]:
+            files.ahead(read.fd, read.offset, size)
+        self._size = size
+
+    def run(self) -> None:
+        while self.error is None:
+            try:
+                number = self._left.popleft()
+            except IndexError:
+                return
+            if number + self._ahead < len(self._reads):
+                later = self._reads[number + self._ahead]
+                self._files.ahead(later.fd, later.offset, self._size)
+            read = self._reads[number]
+            try:
+                self._files.read(read.fd, read.buffers, read.offset)
+            except OSError as error:
+                if not is_damage(error):
+                    self.error = error
+                    return
+                self.bad.append((number, str(error)))
+                continue
+            if any(xxh3_128_digest(b) != digest for b, digest in zip(read.buffers, read.digests, strict=True)):
+                self.bad.append((number, "a page is not what was written"))
+
+
+def is_damage(error: OSError) -> bool:
+    """Whether an error means that the data itself is gone, not that it cannot be had just now."""
+    import errno
+
+    return error.errno in (errno.EIO, errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR)

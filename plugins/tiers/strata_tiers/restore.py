@@ -1,0 +1,254 @@
+"""Restores entries from their files, and deals with files that are not what was written.
+
+A segment that fails is looked for on the other disk level and replaced from there. Where that fails it goes to quarantine,
+and every entry that names it ends where it began. This is called by any thread; see ``Place.lock``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import attrs
+
+from strata_core.errors import DamagedEntry, LevelError
+from strata_core.pool.sink import PageSink
+from strata_core.store.base import Entry
+from strata_tiers import segment
+from strata_tiers.holdings import Part
+from strata_tiers.jobs import AdoptJob, Place, StoreJob, copy_verified
+from strata_tiers.layout import BadFile, charge
+from strata_tiers.reader import Read, Reader, is_damage
+from strata_tiers.scanning import shortened
+
+log = logging.getLogger("strata.cache")
+
+#: Segments are opened and read in groups of about this size: what a device's staging buffers take at once.
+GROUP_BYTES, GROUP_FILES = 64 << 20, 64
+
+
+@attrs.define
+class _BadPart(Exception):
+    part: Part
+    why: str
+
+
+class Restorer:
+    """:param siblings: the other disk levels.
+    :param drop: has manifests and segments deleted. :param rewrite: has the manifest of an entry written again.
+    :ivar counts: ``quarantined``, ``healed``: segments.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        siblings: Callable[[], Sequence[Place]],
+        drop: Callable[[Sequence[Path], Sequence[Part]], None],
+        rewrite: Callable[[str], None],
+    ):
+        self.counts: Counter[str] = Counter()
+        self._place = place
+        self._siblings = siblings
+        self._drop = drop
+        self._rewrite = rewrite
+        self._reader = Reader(place.files)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
+        """See :meth:`strata_core.store.base.Level.load`."""
+        place = self._place
+        with place.lock:
+            kept = place.holdings.kept.get(entry.id)
+            if kept is None:
+                raise LevelError(f"level {place.name} does not hold the entry any more")
+            entry, job, parts = kept.entry, kept.job, list(kept.parts)
+            if tokens > len(entry.tokens):
+                raise DamagedEntry("the end of the entry is gone", good_tokens=len(entry.tokens))
+            from_pages = job is not None and job.source is not None
+            if from_pages:
+                assert job is not None
+                job.readers += 1
+        if from_pages:
+            assert job is not None
+            self._copy(job, sink)
+        elif isinstance(job, AdoptJob) and not job.done:
+            job.source_level.load(entry, tokens, sink)  # it has it until the job is done and that was told
+        else:
+            for group in _groups([part for part in parts if part.piece.start < tokens]):
+                self._read_group(entry, group, sink)
+
+    def _copy(self, job: StoreJob, sink: PageSink) -> None:
+        """Fill a sink from the pages of an entry that is still being written."""
+        try:
+            assert job.source is not None
+            for number in range(sink.blocks):
+                job.source.copy(number, sink.buffers(number))
+                sink.filled(number)
+        finally:
+            with self._place.lock:
+                job.readers -= 1
+
+    def _read_group(self, entry: Entry, parts: Sequence[Part], sink: PageSink) -> None:
+        healed: set[str] = set()
+        while True:
+            try:
+                self._read(entry, parts, sink)
+                return
+            except _BadPart as bad:
+                part, why = bad.part, bad.why
+            except OSError as error:
+                raise LevelError(f"level {self._place.name} cannot be read: {error}") from error
+            if part.piece.name not in healed and self._heal(part, entry):
+                healed.add(part.piece.name)
+                continue
+            self.condemn(part, why)
+            raise DamagedEntry(
+                f"segment {part.piece.name} of level {self._place.name}: {why}", good_tokens=part.piece.start
+            )
+
+    def _read(self, entry: Entry, parts: Sequence[Part], sink: PageSink) -> None:
+        """Read and verify some segments of an entry; the sink gets their blocks when all are sound."""
+        place, reads, numbers, owners = self._place, list[Read](), list[int](), list[Part]()
+        pools = len(place.shape.page_bytes)
+        with ExitStack() as open_files:
+            for part in parts:
+                fd, header = self._open(entry, part)
+                open_files.callback(place.files.close, fd)
+                first = part.piece.start // place.shape.page_tokens
+                for block in range(min(place.shape.blocks(part.piece.count), sink.blocks - first)):
+                    offset = header.data + block * place.shape.block_bytes
+                    digests = header.digests[block * pools : (block + 1) * pools]
+                    reads.append(Read(fd, offset, sink.buffers(first + block), digests))
+                    numbers.append(first + block)
+                    owners.append(part)
+            bad = self._reader.fill(reads)
+        if bad is not None:
+            raise _BadPart(owners[bad[0]], bad[1])
+        for number in numbers:
+            sink.filled(number)
+
+    def _open(self, entry: Entry, part: Part) -> tuple[int, segment.Header]:
+        """An open segment file with its verified header. It may get its final name at this moment: look twice."""
+        place = self._place
+        for last in (False, True):
+            with place.lock:
+                path = part.temporary if not part.settled and part.temporary else place.segment_path(part)
+            try:
+                fd = place.files.open(path)
+                break
+            except OSError as error:
+                if last and is_damage(error):
+                    raise _BadPart(part, str(error.strerror or error)) from error
+                if last:
+                    raise
+        try:
+            header = segment.read(place.files, fd)
+            piece = part.piece
+            segment.expect(header, piece, entry.identity, entry.tokens[piece.start : piece.stop], place.shape)
+        except BaseException as error:
+            place.files.close(fd)
+            if isinstance(error, BadFile) or (isinstance(error, OSError) and is_damage(error)):
+                raise _BadPart(part, str(error)) from error
+            raise
+        return fd, header
+
+    # -- damage -------------------------------------------------------------------------------------------------
+
+    def _heal(self, part: Part, entry: Entry) -> bool:
+        """Replace a segment by a sound copy of another level. False when there is none."""
+        place = self._place
+        for sibling in self._siblings():
+            source = sibling.directory.segments / part.piece.name
+            if sibling.files.length_of(source) is None:
+                continue
+            final = place.segment_path(part)
+            temporary = place.directory.temporary(final)
+            try:
+                fd = place.files.create(temporary)
+                try:
+                    copy_verified(place.files, source, fd, part, entry, place.shape)
+                    place.files.sync(fd)
+                finally:
+                    place.files.close(fd)
+            except (BadFile, OSError) as error:
+                log.debug("segment %s of level %s is no help: %s", part.piece.name, sibling.name, error)
+                _unlink(place, temporary)
+                continue
+            self._quarantine(part)
+            try:
+                place.files.rename(temporary, final)
+                place.files.sync_folder(place.directory.segments)
+            except OSError:
+                _unlink(place, temporary)
+                return False
+            place.account(part.charge)
+            self.counts["healed"] += 1
+            log.warning("segment %s of level %s was damaged; level %s had it", part.piece.name, place.name, sibling.name)
+            return True
+        return False
+
+    def condemn(self, part: Part, why: str) -> None:
+        """Put a segment out of reach, and cut every entry that names it."""
+        place = self._place
+        with place.lock:
+            if not part.users:
+                return  # somebody else was faster
+            log.warning("segment %s of level %s is damaged: %s", part.piece.name, place.name, why)
+            self._quarantine(part)
+            place.holdings.forget(part)
+            for entry_id in list(part.users):
+                kept = place.holdings.kept[entry_id]
+                if kept.job is not None and kept.job.source is not None and not kept.job.done:
+                    place.holdings.exchange(kept, part)  # its pages are still here, to write it again from
+                    continue
+                count = kept.parts.index(part)
+                if count:
+                    pieces = [p.piece for p in kept.parts[:count]]
+                    shorter = shortened(kept.entry, pieces, place.shape)
+                    free = place.holdings.shorten(entry_id, shorter, count)
+                    self._rewrite(entry_id)
+                    self._drop([], [p for p in free if p is not part])
+                else:
+                    _, free = place.holdings.remove(entry_id)
+                    self._drop([place.manifest_path(entry_id)], [p for p in free if p is not part])
+
+    def _quarantine(self, part: Part) -> None:
+        """Move a segment's file away, if it is there."""
+        place = self._place
+        path = place.segment_path(part)
+        target = place.directory.quarantined(path)
+        try:
+            length = place.files.length_of(path)
+            place.files.rename(path, target)
+        except OSError as error:
+            log.debug("segment %s could not be put into quarantine: %s", part.piece.name, error)
+            return
+        cost = charge(length or 0)
+        with place.lock:
+            self.counts["quarantined"] += 1
+            place.account(cost - part.charge)
+            place.garbage[target] = cost
+            place.holdings.others += cost
+
+
+def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    group: list[Part] = []
+    for part in parts:
+        if group and (len(group) >= GROUP_FILES or sum(p.piece.size for p in group) + part.piece.size > GROUP_BYTES):
+            yield group
+            group = []
+        group.append(part)
+    if group:
+        yield group
+
+
+def _unlink(place: Place, path: Path) -> None:
+    try:
+        place.files.unlink(path)
+    except OSError as error:
+        log.debug("a temporary file stays: %s", error)

@@ -1,0 +1,95 @@
+"""Takes over what a start finds in a level's folder: entries are listed, everything else is counted and reported."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import attrs
+
+from strata_core.conversations.identity import Identity
+from strata_core.store.base import Entry
+from strata_tiers.directory import Scan
+from strata_tiers.jobs import Place
+from strata_tiers.layout import FOLDER_BYTES, Piece, Shape
+from strata_tiers.manifest import Manifest
+
+log = logging.getLogger("strata.cache")
+
+
+@attrs.frozen
+class Ready:
+    """What a start found; numbers of conversations, files, and bytes charged."""
+
+    conversations: int
+    nbytes: int
+    stale: int
+    foreign: int
+    orphans: int
+    oversized: int
+    leftovers: int
+    quarantined: int
+
+
+def take_over(place: Place, identity: Identity) -> Ready:
+    """List what is usable and account for all of it. Nothing is deleted or changed."""
+    scan = place.directory.scan(identity)
+    holdings = place.holdings
+    misfits = 0
+    usable = [(manifest, len(manifest.pieces)) for manifest in scan.manifests] + scan.cut
+    for manifest, count in usable:
+        if not _fits(manifest, place.shape):
+            misfits += 1
+            continue
+        pieces = manifest.pieces[:count]
+        entry = manifest.entry if count == len(manifest.pieces) else shortened(manifest.entry, pieces, place.shape)
+        holdings.add(entry, pieces, manifest_bytes=manifest.size)
+    holdings.others = scan.nbytes - FOLDER_BYTES - sum(
+        [kept.charge for kept in holdings.kept.values()] + [part.charge for part in holdings.parts()]
+    )
+    place.physical = scan.nbytes - FOLDER_BYTES
+    # In the order in which they may go: what never was anybody's first.
+    for found in (scan.leftovers, scan.orphans, scan.unusable, scan.quarantined):
+        place.garbage.update(found)
+    ready = Ready(
+        conversations=len(holdings.kept),
+        nbytes=holdings.nbytes,
+        stale=len(scan.stale),
+        foreign=len(scan.foreign) + misfits,
+        orphans=len(scan.orphans),
+        oversized=sum(holdings.weigh([kept.entry]) > place.max_bytes for kept in holdings.kept.values()),
+        leftovers=len(scan.leftovers),
+        quarantined=len(scan.quarantined),
+    )
+    _report(place, scan, ready)
+    return ready
+
+
+def shortened(entry: Entry, pieces: Sequence[Piece], shape: Shape) -> Entry:
+    """The entry as far as these segments go, which end at a page boundary."""
+    count = pieces[-1].stop
+    return attrs.evolve(
+        entry,
+        tokens=entry.tokens[:count],
+        addresses=entry.addresses[: count // shape.page_tokens],
+        turns=tuple(turn for turn in entry.turns if turn < count),
+    )
+
+
+def _fits(manifest: Manifest, shape: Shape) -> bool:
+    return manifest.page_tokens == shape.page_tokens and all(
+        piece.size == shape.segment_bytes(piece.count) for piece in manifest.pieces
+    )
+
+
+def _report(place: Place, scan: Scan, ready: Ready) -> None:
+    log.info(
+        "disk ready (%d conversations, %d MiB, %d stale, %d foreign, %d orphans, %d oversized) %s",
+        ready.conversations, ready.nbytes >> 20, ready.stale, ready.foreign, ready.orphans, ready.oversized,
+        place.name,
+    )  # fmt: skip
+    for why, count in Counter(foreign.why for foreign in scan.foreign).items():
+        log.info("%s: %d conversations are kept and not used: %s", place.name, count, why)
+    for path, why in list(scan.stale.items())[:5]:
+        log.warning("%s: %s cannot be used: %s", place.name, path.name, why)
