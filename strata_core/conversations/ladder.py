@@ -9,13 +9,13 @@ A level that fails costs what it could have given, not the request: it is report
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
 
+from strata_core.clock import Clock
 from strata_core.conversations.index import Query
 from strata_core.errors import LevelError
 from strata_core.pool.table import HeldPages
@@ -57,8 +57,16 @@ class Ladder:
         (entries written), ``spilled_tokens``, ``spilled_bytes``, ``spill_failures``.
     """
 
-    def __init__(self, levels: Sequence[Level], left: Left, trouble: Trouble, page_tokens: int = 32):
+    def __init__(
+        self,
+        levels: Sequence[Level],
+        left: Left,
+        trouble: Trouble,
+        page_tokens: int = 32,
+        clock: Clock | None = None,
+    ):
         self.page_tokens = page_tokens
+        self._clock = clock or Clock()
         self.levels = sorted(levels, key=lambda level: level.rank)
         self.counts: Counter[str] = Counter()
         self._left = left
@@ -174,7 +182,7 @@ class Ladder:
     def touch(self, found: Found) -> None:
         """Note that an entry is used now, so that it is the last to leave."""
         with self._tolerating(found.level):
-            found.level.update(attrs.evolve(found.entry, used=time.time()))
+            found.level.update(attrs.evolve(found.entry, used=self._clock.time()))
 
     def copies(self, conversation: str) -> list[tuple[Level, Entry]]:
         """All stored copies of a conversation."""

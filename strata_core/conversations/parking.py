@@ -8,13 +8,13 @@ or it is refused. What nothing takes is a counted discard, with its reason in th
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import attrs
 
+from strata_core.clock import Clock
 from strata_core.conversations.compaction import rewritten_by
 from strata_core.conversations.ladder import Ladder
 from strata_core.conversations.options import KeeperOptions
@@ -47,6 +47,7 @@ class Parking:
     ask: Ask
     lost: Lost
     emit: Callable[[Event], None]
+    clock: Clock = attrs.field(factory=Clock)
     counts: Counter[str] = attrs.field(factory=Counter)
     _mirrored: dict[str, float] = attrs.field(factory=dict)  # conversation -> when it was last written below RAM
     _waiting: dict[str, Entry] = attrs.field(factory=dict)  # conversation -> its newest state, to be written later
@@ -55,14 +56,14 @@ class Parking:
 
     def park(self, entry: Entry, pages: HeldPages) -> Level | None:
         """Keep an entry somewhere; the caller goes on holding ``pages``. None when it was discarded."""
-        start = time.perf_counter()
+        start = self.clock.monotonic()
         level, verdict = self._place(entry, pages)
         if level is None:
             self.discard(entry, "admission" if verdict.action is Action.REFUSE else "no level has room")
         elif level.rank == 0:
             self._after_storing(entry, level)
             self._mirror(entry, pages)
-        self._report(entry, level, time.perf_counter() - start)
+        self._report(entry, level, self.clock.monotonic() - start)
         return level
 
     def discard(self, entry: Entry, why: str) -> None:
@@ -101,7 +102,7 @@ class Parking:
         if not self.options.mirror or not self.ladder.below:
             return
         last = self._mirrored.get(entry.conversation)
-        if last is not None and time.monotonic() - last < self.options.throttle_s:
+        if last is not None and self.clock.monotonic() - last < self.options.throttle_s:
             self._waiting[entry.conversation] = entry
             return
         self._waiting.pop(entry.conversation, None)
@@ -110,7 +111,7 @@ class Parking:
     def _write(self, entry: Entry, pages: HeldPages) -> None:
         level = self.ladder.mirror(entry, pages)
         if level is not None:
-            self._mirrored[entry.conversation] = time.monotonic()
+            self._mirrored[entry.conversation] = self.clock.monotonic()
             self._keep_root(entry, pages, level)
 
     def _keep_root(self, entry: Entry, pages: HeldPages, level: Level) -> None:
@@ -167,7 +168,7 @@ class Parking:
 
     def poll(self) -> None:
         """Write what the throttle held back and is due, and follow what levels have completed."""
-        now = time.monotonic()
+        now = self.clock.monotonic()
         due = [e for c, e in self._waiting.items() if now - self._mirrored.get(c, 0.0) >= self.options.throttle_s]
         for entry in due:
             self.write_now(entry)

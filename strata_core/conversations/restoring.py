@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 
 import attrs
 
+from strata_core.clock import Clock
 from strata_core.conversations.ladder import Found
 from strata_core.conversations.options import KeeperOptions
 from strata_core.conversations.placement import Action, Verdict
@@ -84,6 +85,7 @@ class Restorer:
 
     :param ask: asks the admission rules: kind, bytes needed, bytes available.
     :param reclaim: gets back pages of the engine's pools; False when there are none to get back.
+    :param reader: runs the reading of levels that allow it; a thread of its own if None.
     """
 
     def __init__(
@@ -93,13 +95,16 @@ class Restorer:
         available: Callable[[], int | None],
         ask: Callable[[str, int, int | None], Verdict],
         reclaim: Callable[[], bool],
+        clock: Clock | None = None,
+        reader: Executor | None = None,
     ):
         self._pools = tuple(pools)
         self._options = options
         self._available = available
         self._ask = ask
         self._reclaim = reclaim
-        self._reader = ThreadPoolExecutor(1, "strata-restore")
+        self._clock = clock or Clock()
+        self._reader = reader or ThreadPoolExecutor(1, "strata-restore")
         self._abandoned: list[Restore] = []
         self.rates: dict[str, float] = {}  # level -> bytes per second, smoothed
 
@@ -117,7 +122,7 @@ class Restorer:
 
         :raises LevelError: memory admission refuses it. :raises OutOfMemory: the pools have no room.
         """
-        restore = Restore(found, tokens, time.perf_counter())
+        restore = Restore(found, tokens, self._clock.monotonic())
         held = found.level.held(found.entry)
         if held is not None and held.pools == self._pools:
             restore.pages = held.fork(tokens)
@@ -192,7 +197,7 @@ class Restorer:
                     raise
 
     def _observe(self, restore: Restore) -> None:
-        nbytes, seconds = self.nbytes(restore.tokens), time.perf_counter() - restore.started
+        nbytes, seconds = self.nbytes(restore.tokens), self._clock.monotonic() - restore.started
         if nbytes >= MEASURABLE_BYTES and seconds > 0:
             name, rate = restore.found.level.name, nbytes / seconds
             known = self.rates.get(name)

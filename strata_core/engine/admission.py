@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -149,7 +148,7 @@ class Admission:
             self._keeper.take(candidate)
         elif not entry.root:
             self._inherit(live, entry.conversation, entry.turns, candidate.shared)
-        task.restore_s = time.perf_counter() - restore.started
+        task.restore_s = self._keeper.clock.monotonic() - restore.started
         task.restore = None
         self._keeper.release(candidate)
         self._read(slot, task, candidate, live)
@@ -185,6 +184,7 @@ class Admission:
     def _empty(self, handle: RequestHandle) -> Live:
         keeper = self._keeper
         live = Live.begin(keeper.identity, handle.request.tenant, keeper.pools, keeper.openers)
+        live.created = live.used = keeper.clock.time()
         live.keep = handle.request.cache
         return live
 
