@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import attrs
 
 from strata_core.conversations.matching import MatchRules
+
+log = logging.getLogger("strata.cache")
 
 
 @attrs.frozen
@@ -32,3 +36,25 @@ class KeeperOptions:
     roots: int | None = None
     root_bytes: int = 2048 << 20
     rules: MatchRules = attrs.field(factory=MatchRules)
+
+
+def park_target(wanted: str, *, below: bool, mirrors: bool, snapshots_fit: bool) -> str:
+    """Where a conversation goes when it leaves its slot, ``ram`` or ``disk``, and a line in the log where that is not
+    what was asked for.
+
+    :param wanted: ``ram``, ``disk`` or ``auto``.
+    :param below: whether there is a level below RAM.
+    :param mirrors: whether conversations are written there when they are parked, not only when RAM evicts them.
+    :param snapshots_fit: whether RAM can hold one full conversation per slot beside the parking floor.
+    """
+    target = wanted
+    if target == "auto":
+        target = "disk" if below and not snapshots_fit else "ram"
+        log.info("park target auto -> %s", target)
+    if target == "disk" and not below:
+        log.warning("parking to disk needs a level below RAM; conversations are parked in RAM instead")
+        target = "ram"
+    if target == "disk" and not mirrors:
+        log.warning("parking to disk needs conversation_cache_spill_on=park; conversations are parked in RAM instead")
+        target = "ram"
+    return target

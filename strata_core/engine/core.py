@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from strata_core.conversations.keeper import Keeper
+from strata_core.conversations.live import Live
 from strata_core.engine.admission import Admission
 from strata_core.engine.agenda import Reader, share_rows
 from strata_core.engine.logprobs import token_info
@@ -22,6 +23,7 @@ from strata_core.engine.requests import Delta, Failed, Finished, Progress, Reque
 from strata_core.engine.slots import Slot, Task
 from strata_core.engine.stats import Counters
 from strata_core.engine.step import Rows, Stepper
+from strata_core.engine.trace import TracedRequest
 from strata_core.errors import Cancelled, InvalidRequest, NotFound, StrataError
 from strata_core.events import Event, RequestFinished
 from strata_core.models.base import Model
@@ -49,6 +51,7 @@ class EngineCore:
     """See the module's docstring.
 
     :param ended: called with the record of every request that ends, whichever way.
+    :param trace: the same, with the tokens it was about; for recording them.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class EngineCore:
         *,
         emit: Callable[[Event], None],
         ended: Callable[[RequestRecord], None],
+        trace: Callable[[TracedRequest], None] | None = None,
     ):
         self.keeper = keeper
         self.options = options
@@ -71,6 +75,7 @@ class EngineCore:
         self._admission = Admission(keeper, tokenizer, self.slots, options.max_context)
         self._emit = emit
         self._ended = ended
+        self._trace = trace
         self._last: list[tuple[RequestHandle, Finished | Failed, RequestRecord]] = []
 
     # -- the step -----------------------------------------------------------------------------------------------
@@ -208,7 +213,8 @@ class EngineCore:
         if rest:
             task.handle.put(Delta(rest))
         record = task.record(reason, self._read(slot, task))
-        self._vacate(slot)
+        self._note(task, record, slot.live)
+        slot.vacate(self.keeper)
         self._end(task.handle, Finished(reason, task.text.stopped, record), record)
 
     def _stop(self, slot: Slot, task: Task, error: StrataError) -> None:
@@ -217,7 +223,8 @@ class EngineCore:
         record = task.record(error.code, self._read(slot, task))
         if slot.live is not None:
             slot.live.truncate(slot.computed - slot.computed % slot.live.page_tokens)
-        self._vacate(slot)
+        self._note(task, record, slot.live)
+        slot.vacate(self.keeper)
         self._end(task.handle, Failed(error, record), record)
 
     def _failed(self, slot: Slot, task: Task, error: StrataError) -> None:
@@ -237,17 +244,23 @@ class EngineCore:
             self._admission.restart(slot, task)
             return
         record = task.record(error.code, 0)
+        self._note(task, record, None)
         slot.task = None
         self._end(task.handle, Failed(error, record), record)
 
-    def _vacate(self, slot: Slot) -> None:
-        slot.task = None
-        if slot.live is None:
+    def _note(self, task: Task, record: RequestRecord, live: Live | None) -> None:
+        """Hand what a request leaves to the trace, where one is recorded."""
+        if self._trace is None:
             return
-        slot.live.used = time.time()
-        if not slot.live.keep or not slot.computed or not self.keeper.options.enabled:
-            slot.live.release()
-            slot.live = None
+        computed = live.tokens.view() if live is not None else task.prompt[:0]
+        tokens = computed if len(computed) >= len(task.prompt) else task.prompt
+        request = task.request
+        turns = np.flatnonzero(np.isin(tokens, list(self.keeper.openers))).tolist() if self.keeper.openers else ()
+        self._trace(
+            TracedRequest(
+                record, tokens.copy(), len(computed), tuple(turns), request.cache, request.pin, request.after
+            )
+        )
 
     @staticmethod
     def _read(slot: Slot, task: Task) -> int:

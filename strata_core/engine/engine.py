@@ -16,6 +16,7 @@ from strata_core.engine.core import CoreOptions, EngineCore
 from strata_core.engine.report import conversations, level_infos, snapshot
 from strata_core.engine.requests import Request, RequestHandle, RequestRecord
 from strata_core.engine.stats import ConversationInfo, EngineStats, LevelInfo, SlotInfo
+from strata_core.engine.trace import TraceRecorder
 from strata_core.errors import BackendError, ContextLengthExceeded, InvalidRequest, NotFound, Overloaded, StrataError
 from strata_core.events import Event
 from strata_core.models.base import Geometry, Model
@@ -41,6 +42,7 @@ class Parts:
     """What an engine is made of; :func:`strata_core.engine.opening.open_engine` puts it together.
 
     :ivar facts: what a status page shows of it: backend, K/V type, page size, identity parts ...
+    :ivar trace: records what requests were about, where that is asked for.
     :ivar close: frees backend, pools and model file after the thread has ended.
     """
 
@@ -52,6 +54,7 @@ class Parts:
     keeper: Keeper
     weights_bytes: int
     facts: Mapping[str, object]
+    trace: TraceRecorder | None
     emit: Callable[[Event], None]
     close: Callable[[], None]
 
@@ -80,7 +83,8 @@ class Engine:
         self._parts = parts
         self._queue = queue
         self._core = EngineCore(
-            parts.model, parts.tokenizer, parts.keeper, options, emit=parts.emit, ended=self._on_ended
+            parts.model, parts.tokenizer, parts.keeper, options, emit=parts.emit, ended=self._on_ended,
+            trace=parts.trace.take if parts.trace is not None else None,
         )
         self._wake = threading.Condition()
         self._inbox: deque[RequestHandle] = deque()

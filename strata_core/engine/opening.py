@@ -14,10 +14,12 @@ from strata_core.compute.reference.pages import NumpyPageStore
 from strata_core.conversations.identity import Identity
 from strata_core.conversations.keeper import Keeper
 from strata_core.conversations.matching import MatchRules
-from strata_core.conversations.options import KeeperOptions
+from strata_core.conversations.options import KeeperOptions, park_target
 from strata_core.engine.core import CoreOptions
 from strata_core.engine.engine import Engine, Parts
 from strata_core.engine.plan import MemoryPlan, plan_memory
+from strata_core.engine.trace import TraceRecorder
+from strata_core.engine.trace_header import trace_header
 from strata_core.errors import SettingsError
 from strata_core.events import EventDispatcher
 from strata_core.memory.base import Arena
@@ -115,11 +117,12 @@ def _assemble(
     levels = _levels(plugins, context) if settings.conversation_cache else []
     dispatcher = EventDispatcher(plugins.observe)
     undo.actions.append(dispatcher.close)
+    keeper_options = _keeper_options(settings, levels, plan)
     keeper = Keeper(
         identity,
         pools,
         levels,
-        _keeper_options(settings, levels, plan),
+        keeper_options,
         openers=turn_opener_ids(template, tokenizer),
         copies=host_pools is not None,
         max_context=plan.max_context,
@@ -128,6 +131,22 @@ def _assemble(
         admit=plugins.admit,
         emit=dispatcher.emit,
     )
+    core_options = CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda)
+    facts: dict[str, object] = {
+        "backend": backend.name,
+        "kv": kv_type,
+        "page_tokens": settings.page_tokens,
+        "page_bytes": context.page_bytes,
+        "ram_budget": plan.ram_budget,
+        "architecture": model.geometry.architecture,
+        "identity": identity.digest.hex(),
+        "model_path": str(path),
+    }
+    trace = None
+    if settings.record_trace is not None:
+        header = trace_header(facts, core_options, keeper_options, levels, available)
+        trace = TraceRecorder(settings.record_trace, header)
+        undo.actions.append(trace.close)
     parts = Parts(
         name=settings.alias[0] if settings.alias else _model_name(path),
         aliases=settings.alias or (_model_name(path),),
@@ -136,20 +155,12 @@ def _assemble(
         template=template,
         keeper=keeper,
         weights_bytes=backend.weight_bytes(),
-        facts={
-            "backend": backend.name,
-            "kv": kv_type,
-            "page_tokens": settings.page_tokens,
-            "page_bytes": context.page_bytes,
-            "ram_budget": plan.ram_budget,
-            "architecture": model.geometry.architecture,
-            "identity": identity.digest.hex(),
-            "model_path": str(path),
-        },
+        facts=facts,
+        trace=trace,
         emit=dispatcher.emit,
         close=undo.run,
     )
-    return parts, CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda)
+    return parts, core_options
 
 
 def _model_options(settings: Settings) -> ModelOptions:
@@ -209,18 +220,12 @@ def _levels(plugins: Plugins, context: LevelContext) -> list[Level]:
 
 
 def _keeper_options(settings: Settings, levels: Sequence[Level], plan: MemoryPlan) -> KeeperOptions:
-    below = any(level.rank > 0 for level in levels)
-    target = "disk" if settings.conversation_cache_disk_only else settings.conversation_cache_park
-    if target == "auto":
-        target = "disk" if below and not plan.snapshots_fit else "ram"
-        log.info("park target auto -> %s", target)
-    if target == "disk" and not below:
-        log.warning("parking to disk needs a level below RAM; conversations are parked in RAM instead")
-        target = "ram"
-    mirrors = settings.conversation_cache_spill_on == "park" or settings.conversation_cache_disk_only
-    if target == "disk" and not mirrors:
-        log.warning("parking to disk needs conversation_cache_spill_on=park; conversations are parked in RAM instead")
-        target = "ram"
+    target = park_target(
+        "disk" if settings.conversation_cache_disk_only else settings.conversation_cache_park,
+        below=any(level.rank > 0 for level in levels),
+        mirrors=settings.conversation_cache_spill_on == "park" or settings.conversation_cache_disk_only,
+        snapshots_fit=plan.snapshots_fit,
+    )
     return KeeperOptions(
         enabled=settings.conversation_cache,
         parking_floor=settings.conversation_cache_min_free_mib << 20,

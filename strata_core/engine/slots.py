@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from strata_core.conversations.index import Query
+from strata_core.conversations.keeper import Keeper
 from strata_core.conversations.ladder import Found
 from strata_core.conversations.live import Live
 from strata_core.conversations.matching import Candidate
@@ -102,6 +103,16 @@ class Slot:
     @property
     def restoring(self) -> bool:
         return self.task is not None and self.task.restore is not None
+
+    def vacate(self, keeper: Keeper) -> None:
+        """The request has left. What it computed stays until something else takes the slot, where it may be kept."""
+        self.task = None
+        if self.live is None:
+            return
+        self.live.used = keeper.clock.time()
+        if not self.live.keep or not self.computed or not keeper.options.enabled:
+            self.live.release()
+            self.live = None
 
     @property
     def computed(self) -> int:

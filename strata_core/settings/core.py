@@ -269,6 +269,12 @@ class Settings:
         -1, section=SAMPLING, minimum=-1, help="Seed of requests that name none; -1 draws a new one for each."
     )
 
+    record_trace: Path | None = setting(
+        None,
+        kind=Kind.PATH,
+        section=GENERAL,
+        help="File to which a line per request is appended, without tokens or text, for `strata simulate`.",
+    )
     log_level: str = setting(
         "info", section=GENERAL, choices=("debug", "info", "warning", "error"), help="Least severity that is logged."
     )
