@@ -117,6 +117,41 @@ class AttentionSpec:
     softcap: float | None = None
 
 
+@attrs.frozen(eq=False)
+class DecoderLayer:
+    """A pre-norm layer: attention, then a gated MLP, each added to its input. Weights are the backend's arrays.
+
+    :ivar qkv: the three projections, stacked; :ivar qkv_biases: a bias or None for each.
+    :ivar cache: (number of the page layout, number of the layer within it), as in :meth:`Backend.attention`.
+    :ivar gate_up: the two matrices, stacked in this order.
+    :ivar eps: of both norms.
+    """
+
+    attention_norm: Array
+    qkv: Array
+    qkv_biases: tuple[Array | None, Array | None, Array | None]
+    rotation: Rotation
+    spec: AttentionSpec
+    cache: tuple[int, int]
+    output: Array
+    output_bias: Array | None
+    ffn_norm: Array
+    gate_up: Array
+    down: Array
+    activation: str
+    eps: float
+
+
+@attrs.frozen(eq=False)
+class Decoder:
+    """Everything between embedded rows and logits: at least one layer, the last norm, the output projection."""
+
+    layers: tuple[DecoderLayer, ...]
+    norm: Array
+    eps: float
+    output: Array
+
+
 class Event(ABC):
     """Completion of a page copy. May be used from any thread."""
 
@@ -320,6 +355,30 @@ class Backend(ABC):
         """
         gate, up = self.linear_split(x, gate_up)
         return self.linear(self.gated(gate, up, activation), down)
+
+    def decode(self, step: Any, x: Array, decoder: Decoder, outputs: int) -> Array | None:
+        """Run all layers: every row's K/V are written, and rows with wanted logits go on to the output.
+
+        May be handed the same decoder in every step, so a backend can keep what it derives from one.
+
+        :param x: ``(rows, width)`` embedded tokens; its memory may be reused, the caller does not use it again.
+        :param outputs: how many rows' logits are wanted, as the step's batch says.
+        :returns: logits ``(outputs, vocabulary)``; None where none are wanted.
+        """
+        for layer in decoder.layers:
+            normed = self.rms_norm(x, layer.attention_norm, layer.eps)
+            q, k, v = self.linear_split(normed, layer.qkv, layer.qkv_biases)
+            q = self.rope(step, q, layer.rotation, layer.spec.heads)
+            k = self.rope(step, k, layer.rotation, layer.spec.kv_heads)
+            attended = self.attention(step, layer.cache, q, k, v, layer.spec)
+            if layer is decoder.layers[-1]:  # all K/V are written; from here on only wanted rows matter
+                if not outputs:
+                    return None
+                x, attended = self.select_outputs(step, x), self.select_outputs(step, attended)
+            x = self.add_linear(x, attended, layer.output, layer.output_bias)
+            normed = self.rms_norm(x, layer.ffn_norm, layer.eps)
+            x = self.add(x, self.gated_mlp(normed, layer.gate_up, layer.down, layer.activation))
+        return self.linear(self.rms_norm(x, decoder.norm, decoder.eps), decoder.output)
 
 
 @attrs.frozen

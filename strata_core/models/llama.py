@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from strata_core.compute.base import Array, AttentionSpec, Backend, Batch, PageStore
+from strata_core.compute.base import (
+    Array,
+    AttentionSpec,
+    Backend,
+    Batch,
+    Decoder,
+    DecoderLayer,
+    PageStore,
+    Rotation,
+)
 from strata_core.errors import ModelFileError, UnsupportedModel
 from strata_core.models.base import Family, Geometry, Model, ModelOptions
 from strata_core.models.rope import Rope, read_rope
@@ -118,45 +127,38 @@ class LlamaConfig:
         )
 
 
-@attrs.frozen(eq=False)
-class _Layer:
-    """Weights of one layer, in the backend's arrays; biases are arrays or None."""
+def _load_layer(
+    source: WeightSource, backend: Backend, c: LlamaConfig, number: int, rotation: Rotation, spec: AttentionSpec
+) -> DecoderLayer:
+    prefix = f"blk.{number}."
+    q, k, v = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.value_dim
 
-    attention_norm: Array
-    qkv: Array
-    qkv_biases: tuple[Array | None, ...]
-    output: Array
-    output_bias: Array | None
-    ffn_norm: Array
-    gate_up: Array
-    down: Array
+    def bias(name: str, rows: int) -> Array | None:
+        name = f"{prefix}{name}.bias"
+        return None if source.get(name) is None else backend.vector(source.require(name, (rows,)))
 
-    @classmethod
-    def load(cls, source: WeightSource, backend: Backend, c: LlamaConfig, number: int) -> _Layer:
-        prefix = f"blk.{number}."
-        q, k, v = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.value_dim
-
-        def bias(name: str, rows: int) -> Array | None:
-            name = f"{prefix}{name}.bias"
-            return None if source.get(name) is None else backend.vector(source.require(name, (rows,)))
-
-        return cls(
-            attention_norm=backend.vector(source.require(prefix + "attn_norm.weight", (c.width,))),
-            qkv=backend.matrix(
-                source.require(prefix + "attn_q.weight", (q, c.width)),
-                source.require(prefix + "attn_k.weight", (k, c.width)),
-                source.require(prefix + "attn_v.weight", (v, c.width)),
-            ),
-            qkv_biases=(bias("attn_q", q), bias("attn_k", k), bias("attn_v", v)),
-            output=backend.matrix(source.require(prefix + "attn_output.weight", (c.width, c.heads * c.value_dim))),
-            output_bias=bias("attn_output", c.width),
-            ffn_norm=backend.vector(source.require(prefix + "ffn_norm.weight", (c.width,))),
-            gate_up=backend.matrix(
-                source.require(prefix + "ffn_gate.weight", (c.ffn, c.width)),
-                source.require(prefix + "ffn_up.weight", (c.ffn, c.width)),
-            ),
-            down=backend.matrix(source.require(prefix + "ffn_down.weight", (c.width, c.ffn))),
-        )
+    return DecoderLayer(
+        attention_norm=backend.vector(source.require(prefix + "attn_norm.weight", (c.width,))),
+        qkv=backend.matrix(
+            source.require(prefix + "attn_q.weight", (q, c.width)),
+            source.require(prefix + "attn_k.weight", (k, c.width)),
+            source.require(prefix + "attn_v.weight", (v, c.width)),
+        ),
+        qkv_biases=(bias("attn_q", q), bias("attn_k", k), bias("attn_v", v)),
+        rotation=rotation,
+        spec=spec,
+        cache=(0, number),
+        output=backend.matrix(source.require(prefix + "attn_output.weight", (c.width, c.heads * c.value_dim))),
+        output_bias=bias("attn_output", c.width),
+        ffn_norm=backend.vector(source.require(prefix + "ffn_norm.weight", (c.width,))),
+        gate_up=backend.matrix(
+            source.require(prefix + "ffn_gate.weight", (c.ffn, c.width)),
+            source.require(prefix + "ffn_up.weight", (c.ffn, c.width)),
+        ),
+        down=backend.matrix(source.require(prefix + "ffn_down.weight", (c.width, c.ffn))),
+        activation="silu",
+        eps=c.eps,
+    )
 
 
 class LlamaModel(Model):
@@ -173,14 +175,15 @@ class LlamaModel(Model):
             )
         vocab = embedding.shape[0]
         if source.get("output.weight") is None:
-            self._output = self._embedding = backend.matrix(embedding)
+            output = self._embedding = backend.matrix(embedding)
         else:
             self._embedding = backend.table(embedding)
-            self._output = backend.matrix(source.require("output.weight", (vocab, c.width)))
-        self._layers = [_Layer.load(source, backend, c, number) for number in range(c.layers)]
-        self._output_norm = backend.vector(source.require("output_norm.weight", (c.width,)))
-        self._rotation = c.rope.rotation(interleaved=True)
-        self._spec = AttentionSpec(c.heads, c.kv_heads, c.head_dim, c.value_dim, c.attention_scale)
+            output = backend.matrix(source.require("output.weight", (vocab, c.width)))
+        rotation = self._rotation = c.rope.rotation(interleaved=True)
+        spec = AttentionSpec(c.heads, c.kv_heads, c.head_dim, c.value_dim, c.attention_scale)
+        layers = tuple(_load_layer(source, backend, c, number, rotation, spec) for number in range(c.layers))
+        norm = backend.vector(source.require("output_norm.weight", (c.width,)))
+        self._decoder = Decoder(layers, norm, c.eps, output)
         self.geometry = Geometry(ARCHITECTURE, c.layers, c.width, vocab, c.context)
 
     def layouts(self, kv_type: str, page_tokens: int) -> tuple[PageLayout, ...]:
@@ -215,23 +218,11 @@ class LlamaModel(Model):
         }
 
     def forward(self, batch: Batch, stores: Sequence[PageStore]) -> np.ndarray:
-        c, b = self._config, self._backend
+        b = self._backend
         step = b.begin(batch, stores)
-        x = b.embed(step, self._embedding, c.embedding_scale)
-        for number, layer in enumerate(self._layers):
-            normed = b.rms_norm(x, layer.attention_norm, c.eps)
-            q, k, v = b.linear_split(normed, layer.qkv, layer.qkv_biases)
-            q = b.rope(step, q, self._rotation, c.heads)
-            k = b.rope(step, k, self._rotation, c.kv_heads)
-            attended = b.attention(step, (0, number), q, k, v, self._spec)
-            if number == c.layers - 1:  # all K/V are written; from here on only rows with wanted logits matter
-                if not len(batch.outputs):
-                    return np.empty((0, self.geometry.vocab), np.float32)
-                x, attended = b.select_outputs(step, x), b.select_outputs(step, attended)
-            x = b.add_linear(x, attended, layer.output, layer.output_bias)
-            normed = b.rms_norm(x, layer.ffn_norm, c.eps)
-            x = b.add(x, b.gated_mlp(normed, layer.gate_up, layer.down, "silu"))
-        return b.to_host(b.linear(b.rms_norm(x, self._output_norm, c.eps), self._output))
+        x = b.embed(step, self._embedding, self._config.embedding_scale)
+        logits = b.decode(step, x, self._decoder, len(batch.outputs))
+        return np.empty((0, self.geometry.vocab), np.float32) if logits is None else b.to_host(logits)
 
 
 def _refuse(source: WeightSource) -> None:
