@@ -9,7 +9,7 @@ outlives the process, and give it the fixture ``make_level``::
 
 from __future__ import annotations
 
-import itertools
+import time
 from collections.abc import Callable, Iterator
 
 import attrs
@@ -20,7 +20,7 @@ from strata_core.compute.base import PageStore
 from strata_core.conversations.identity import Identity
 from strata_core.errors import DamagedEntry, LevelError
 from strata_core.pool.layout import PageLayout
-from strata_core.store.base import Entry, Level
+from strata_core.store.base import Entry, Level, Outcome
 from strata_core.testing.scene import LAYOUTS, PAGE_TOKENS, Scene, numpy_store
 
 #: Makes a level for the pools of a scene that may hold so many bytes, and any number of entries.
@@ -85,8 +85,9 @@ class LevelTests:
     def test_an_entry_comes_back_as_it_was_put(self, scene: Scene, level: Level) -> None:
         tenant = scene.identity.for_tenant("someone")
         put = scene.put(
-            level, tokens(1, 10), identity=tenant, tenant="someone", reason="rewind", pinned=True, used=5.25
-        )
+            level, tokens(1, 10), identity=tenant, tenant="someone", reason="rewind", pinned=True, used=5.25,
+            turns=(0, 4, 7), root=True,
+        )  # fmt: skip
         [(found, _)] = level.find(scene.query(tokens(1, 10), tenant))
         for entry in (found, *level.entries()):
             assert _same(entry, put)
@@ -128,6 +129,15 @@ class LevelTests:
         scene.put(level, tokens(1, 20))
         for identity in (scene.identity.for_tenant("other"), Identity.of({"weights": "others"})):
             assert level.find(scene.query(tokens(1, 20), identity)) == []
+
+    def test_beginnings_are_the_entries_that_a_longer_one_replaces(self, scene: Scene, level: Level) -> None:
+        shorter, equal, longer = (scene.put(level, tokens(1, count)) for count in (3, 9, 12))
+        scene.put(level, tokens(2, 3))
+        scene.put(level, tokens(1, 3), identity=scene.identity.for_tenant("other"))
+        newer = scene.put(level, tokens(1, 9))
+        assert {e.id for e in level.beginnings(newer)} == {shorter.id, equal.id}
+        assert level.holds(longer.id)
+        assert not level.holds("unknown")
 
     # -- contents -----------------------------------------------------------------------------------------------
 
@@ -245,6 +255,7 @@ class LevelTests:
         assert level.usage() == empty
         _check_contents(scene, level, scene.put(level, tokens(1, 11)))
 
+    @pytest.mark.parametrize("scene", ["one layout"], indirect=True)
     def test_a_thousand_entries(self, scene: Scene, level: Level) -> None:
         entries = []
         for number in range(1000):
@@ -262,14 +273,24 @@ class LevelTests:
         for entry in entries[1::98]:
             _check_contents(scene, level, entry)
 
-    # -- pages --------------------------------------------------------------------------------------------------
+    # -- outcomes and pages -------------------------------------------------------------------------------------
+
+    def test_what_came_of_a_put_is_told_once_at_once_or_by_a_poll(self, scene: Scene, level: Level) -> None:
+        for seed in range(3):
+            entry = scene.entry(tokens(seed, 20))
+            pages = scene.pages(entry)
+            outcome = level.put(entry, pages)
+            pages.release()
+            told = [outcome] if outcome is not None else []
+            told += _finish(level)
+            assert [(o.kind, o.entry.id) for o in told] == [("stored", entry.id)]
+            assert told[0].pages is None
+            assert told[0].nbytes >= 0
 
     def test_background_work_ends_and_gives_pages_back(self, scene: Scene, level: Level) -> None:
         for seed in range(5):
             scene.put(level, tokens(seed, 20))
-        for _ in itertools.takewhile(lambda _: level.busy(), range(100_000)):
-            level.poll()
-        assert not level.busy()
+        _finish(level)
         used = scene.used
         level.settle()
         assert scene.used == used
@@ -320,6 +341,16 @@ class PersistentLevelTests(LevelTests):
         assert level.find(scene.query(bad.tokens)) == []
         _check_contents(scene, level, good)
         level.close()
+
+
+def _finish(level: Level) -> list[Outcome]:
+    """Poll until all background work is done; what it came to."""
+    told: list[Outcome] = []
+    deadline = time.monotonic() + 30
+    while level.busy():
+        assert time.monotonic() < deadline, "background work does not end"
+        told += level.poll()
+    return [*told, *level.poll()]
 
 
 def _check_contents(scene: Scene, level: Level, entry: Entry) -> None:
