@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -11,6 +12,9 @@ import numpy as np
 from strata_core.conversations.tokens import common_prefix
 
 K = TypeVar("K", bound=Hashable)
+
+#: How many entries are looked at for the sake of less than a page.
+RECENT = 256
 
 
 class Indexed(Protocol):
@@ -39,9 +43,16 @@ class PrefixIndex(Generic[K]):
     Since an entry is listed under each of its page addresses, the prompt's addresses that have entries are a prefix of
     all its addresses, and the deepest is found by bisection. Only entries listed there can share most; they are then
     compared token by token, so a match never rests on an address alone.
+
+    Where no complete page is shared, only the :data:`RECENT` entries added last are compared: less than a page is to be
+    gained, and thousands may begin alike.
+
+    :param stride: list entries under every so many pages only. A large collection takes less memory, and a few more
+        entries are compared.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stride: int = 1) -> None:
+        self._stride = stride
         self._entries: dict[K, Indexed] = {}
         self._by_address: dict[bytes, set[K]] = {}
 
@@ -56,12 +67,12 @@ class PrefixIndex(Generic[K]):
         if key in self._entries:
             self.remove(key)
         self._entries[key] = entry
-        for address in (entry.identity, *entry.addresses):
+        for address in entry.addresses[self._stride - 1 :: self._stride]:
             self._by_address.setdefault(address, set()).add(key)
 
     def remove(self, key: K) -> None:
         entry = self._entries.pop(key)
-        for address in (entry.identity, *entry.addresses):
+        for address in entry.addresses[self._stride - 1 :: self._stride]:
             keys = self._by_address[address]
             keys.discard(key)
             if not keys:
@@ -70,27 +81,31 @@ class PrefixIndex(Generic[K]):
     def longest(self, query: Query, excluded: Collection[K] = ()) -> list[tuple[K, int]]:
         """Entries that share most with the prompt, each with the number of tokens it shares (at least 1).
 
-        All of them lie within one page of the longest; they are ordered longest first, in no order among equals.
+        They are ordered longest first, in no order among equals.
 
         :param excluded: entries to leave out.
         """
-        for depth in range(self._depth(query), -1, -1):
-            keys = self._by_address.get(query.addresses[depth - 1] if depth else query.identity, ())
+        listed = query.addresses[self._stride - 1 :: self._stride]
+        for depth in range(self._depth(listed), -1, -1):
+            keys = self._by_address.get(listed[depth - 1], ()) if depth else self._recent()
             shared = ((key, self._shared(key, query)) for key in keys if key not in excluded)
             found = sorted(((key, n) for key, n in shared if n > 0), key=lambda f: -f[1])
             if found:
                 return found
         return []
 
+    def _recent(self) -> Iterator[K]:
+        return itertools.islice(reversed(self._entries), RECENT)
+
     def holders(self, address: bytes) -> Iterator[K]:
-        """Entries that contain the page with this address."""
+        """Entries that contain the page with this address, where that is one of those they are listed under."""
         return iter(self._by_address.get(address, ()))
 
-    def _depth(self, query: Query) -> int:
-        low, high = 0, len(query.addresses)
+    def _depth(self, listed: Sequence[bytes]) -> int:
+        low, high = 0, len(listed)
         while low < high:
             middle = (low + high + 1) // 2
-            if query.addresses[middle - 1] in self._by_address:
+            if listed[middle - 1] in self._by_address:
                 low = middle
             else:
                 high = middle - 1
