@@ -97,6 +97,47 @@ class Overloaded(StrataError, RuntimeError):
         self.retry_after = retry_after
 
 
+class Conflict(StrataError, RuntimeError):
+    """What was asked for cannot be done now, because something else uses what it concerns."""
+
+    http_status = 409
+    code = "conflict"
+
+
+class NotSupported(StrataError, NotImplementedError):
+    """This server was not configured for what was asked for; the message says how it is."""
+
+    http_status = 501
+    code = "not_supported"
+
+
+class SessionFileError(StrataError, ValueError):
+    """A session file is damaged, cut short, of an unknown version or no session file at all."""
+
+    http_status = 400
+    code = "damaged_session"
+
+
+class IdentityMismatch(StrataError, ValueError):
+    """Stored keys and values are of another model, K/V type or tenant; the message has what differs."""
+
+    http_status = 400
+    code = "identity_differs"
+
+
+class StorageError(StrataError, OSError):
+    """A file that was asked for cannot be read or written; the message has the system's reason."""
+
+    code = "storage_error"
+
+
+class InsufficientStorage(StorageError):
+    """There is not enough space for what was to be kept; nothing was."""
+
+    http_status = 507
+    code = "insufficient_storage"
+
+
 class Cancelled(StrataError, RuntimeError):
     """The request was cancelled by its client before it finished."""
 
