@@ -15,7 +15,9 @@ _COMMANDS = (
     ("models", "List and pull models."),
     ("plugins", "List plugins and backends, and why some are not used."),
     ("serve", "Serve a model over HTTP."),
+    ("simulate", "Replay a trace of requests against other budgets, without a model."),
     ("settings", "Show the effective settings and where each comes from."),
+    ("why", "Show where a request's tokens came from, and what was read again and why."),
 )
 
 

@@ -31,7 +31,7 @@ def trace_header(
         **known,
         "parallel": core.parallel,
         "max_context": core.max_context,
-        "chunk": core.agenda.chunk,
+        "agenda": attrs.asdict(core.agenda),
         "available": available,
         "levels": [_level(level) for level in sorted(levels, key=lambda level: level.rank)],
         "options": attrs.asdict(options),
