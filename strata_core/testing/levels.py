@@ -259,7 +259,7 @@ class LevelTests:
     def test_a_thousand_entries(self, scene: Scene, level: Level) -> None:
         entries = []
         for number in range(1000):
-            entries.append(scene.put(level, [number, *range(number % 10)]))
+            entries.append(scene.put(level, [number, *range(PAGE_TOKENS - 1 + number % 10)]))
             level.poll()
         assert level.usage().entries == 1000
         assert level.usage().bytes == level.weigh(entries)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_core.conversations.identity import Identity, page_addresses
-from strata_core.conversations.index import PrefixIndex, Query
+from strata_core.conversations.index import RECENT, PrefixIndex, Query
 from strata_core.conversations.tokens import common_prefix
 
 IDENTITIES = [Identity.of({"weights": "one"}), Identity.of({"weights": "two"})]
@@ -96,3 +96,27 @@ def test_common_prefix_counts_equal_leading_ids(a: list[int], at: int, tail: int
     b = a[:at] + [7] * tail
     expected = min(at, len(a))
     assert common_prefix(np.array(a, np.int32), np.array(b, np.int32)) == expected
+
+
+def test_for_less_than_a_page_only_the_entries_added_last_are_looked_at() -> None:
+    index: PrefixIndex[int] = PrefixIndex()
+    for key in range(RECENT + 2):
+        index.add(key, stored([key, 7], 4))
+    assert index.longest(query([0, 7, 9], 4)) == []
+    assert index.longest(query([2, 7, 9], 4)) == [(2, 2)]
+    index.add(0, stored([0, 7], 4))
+    assert index.longest(query([0, 7, 9], 4)) == [(0, 2)]
+
+
+@given(st.lists(sequences, max_size=12), sequences, st.integers(2, 4))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_sparse_index_finds_the_same(entries: list[list[int]], ids: list[int], stride: int) -> None:
+    index: PrefixIndex[int] = PrefixIndex(stride)
+    for key, tokens in enumerate(entries):
+        index.add(key, stored(tokens, 2))
+    most = max((shared(tokens, ids) for tokens in entries), default=0)
+    found = index.longest(query(ids, 2))
+    assert {key for key, n in found if n == most} == {k for k, t in enumerate(entries) if shared(t, ids) == most > 0}
+    for key in range(len(entries)):
+        index.remove(key)
+    assert index.longest(query(ids, 2)) == []
