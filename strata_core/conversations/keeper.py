@@ -149,7 +149,7 @@ class Keeper:
         try:
             return self.restorer.begin(candidate.found, candidate.shared)
         except (LevelError, OutOfMemory) as error:
-            self._refused(candidate.found, error)
+            self.refused(candidate.found, error)
             return None
 
     def finish_restore(self, candidate: Candidate, restore: Restore) -> HeldPages | None:
@@ -158,9 +158,10 @@ class Keeper:
         try:
             pages = self.restorer.finish(restore)
         except (LevelError, OutOfMemory) as error:
-            self._refused(candidate.found, error)
+            self.refused(candidate.found, error)
             return None
         self.ladder.touch(candidate.found)
+        self.ladder.count_restored(candidate.found.level, candidate.shared)
         self._restored(candidate, candidate.found.entry.conversation, self.clock.monotonic() - restore.started)
         return pages
 
@@ -200,7 +201,8 @@ class Keeper:
                 return True
         return not self._copies and self.ladder.shed()
 
-    def _refused(self, found: Found, error: Exception) -> None:
+    def refused(self, found: Found, error: Exception) -> None:
+        """Note that a stored entry could not be read."""
         self.restore_failures += 1
         log.info("ladder: rung %s refused (%s)", found.level.name, error)
         if isinstance(error, DamagedEntry):

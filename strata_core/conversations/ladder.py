@@ -27,6 +27,14 @@ Left = Callable[[Entry, str, str, str | None], None]
 #: Called with a level's name and the error it met.
 Trouble = Callable[[str, Exception], None]
 
+#: What is counted for each level: entries taken from slots or from the level above (their tokens, and bytes written),
+#: restores (and their tokens), moves down from the level above and to the one below, entries dropped for room or age,
+#: and writes that failed.
+FLOW = (
+    "stored", "stored_tokens", "stored_bytes", "restored", "restored_tokens", "demoted_in", "demoted_out", "evicted",
+    "failed",
+)  # fmt: skip
+
 
 @attrs.frozen(eq=False)
 class Found:
@@ -55,6 +63,7 @@ class Ladder:
 
     :ivar counts: ``evictions``, ``demotions``, ``superseded``, and of levels below RAM ``disk_evictions``, ``spilled``
         (entries written), ``spilled_tokens``, ``spilled_bytes``, ``spill_failures``.
+    :ivar flow: by level's name, what went in and out of it since the start, see :data:`FLOW`.
     """
 
     def __init__(
@@ -69,6 +78,7 @@ class Ladder:
         self._clock = clock or Clock()
         self.levels = sorted(levels, key=lambda level: level.rank)
         self.counts: Counter[str] = Counter()
+        self.flow: dict[str, Counter[str]] = {level.name: Counter() for level in levels}
         self._left = left
         self._trouble = trouble
         self._guards: Counter[str] = Counter()
@@ -122,6 +132,8 @@ class Ladder:
                     outcome = level.put(entry, pages)
                     if outcome is not None and level.rank > 0:
                         self._outcomes.append((level, outcome))
+                    elif outcome is not None:
+                        self._count_stored(level, outcome)
                     return level
         return None
 
@@ -205,11 +217,13 @@ class Ladder:
     def _complete(self, level: Level, outcome: Outcome) -> None:
         entry = outcome.entry
         if outcome.kind == "stored":
+            self._count_stored(level, outcome)
             self.counts["spilled"] += 1
             self.counts["spilled_tokens"] += len(entry.tokens)
             self.counts["spilled_bytes"] += outcome.nbytes
         elif outcome.kind == "failed":
             self.counts["spill_failures"] += 1
+            self.flow[level.name]["failed"] += 1
             self._trouble(level.name, LevelError(outcome.error))
         moving = self._moving.pop(entry.id, None)
         if moving is None:
@@ -221,6 +235,18 @@ class Ladder:
             else:
                 source.remove(entry)
                 self._moved(entry, source, level, reason)
+
+    def count_restored(self, level: Level, tokens: int) -> None:
+        """Note that pages of so many positions came back from a level."""
+        flow = self.flow[level.name]
+        flow["restored"] += 1
+        flow["restored_tokens"] += tokens
+
+    def _count_stored(self, level: Level, outcome: Outcome) -> None:
+        flow = self.flow[level.name]
+        flow["stored"] += 1
+        flow["stored_tokens"] += len(outcome.entry.tokens)
+        flow["stored_bytes"] += outcome.nbytes
 
     def flush(self) -> None:
         """Return when what was put below RAM is durable.
@@ -297,6 +323,7 @@ class Ladder:
         else:
             level.remove(entry)
         self.counts["evictions" if level.rank == 0 else "disk_evictions"] += 1
+        self.flow[level.name]["evicted"] += 1
         self._left(entry, level.name, reason, None)
         return True
 
@@ -314,5 +341,7 @@ class Ladder:
 
     def _moved(self, entry: Entry, source: Level, target: Level, reason: str) -> None:
         self.counts["demotions"] += 1
+        self.flow[source.name]["demoted_out"] += 1
+        self.flow[target.name]["demoted_in"] += 1
         self._supersede(entry, [target])
         self._left(entry, source.name, reason, target.name)

@@ -181,7 +181,7 @@ class EngineCore:
 
     def _admit(self) -> None:
         for handle in list(self.waiting):
-            free = [slot for slot in self.slots if slot.task is None]
+            free = [slot for slot in self.slots if slot.free]
             if not free:
                 return
             if handle.request.after is not None and self._unread(handle.request.after):

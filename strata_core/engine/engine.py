@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
@@ -90,6 +91,7 @@ class Engine:
         self._inbox: deque[RequestHandle] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._open = 0  # requests submitted and not ended
+        self._working = 0  # uses of :meth:`working`
         self._accepting = True
         self._closing = False
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
@@ -130,7 +132,7 @@ class Engine:
                 )
             self._open += 1
             self._inbox.append(handle)
-            self._wake.notify()
+            self._wake.notify_all()
         return handle
 
     def _check(self, request: Request) -> None:
@@ -189,7 +191,7 @@ class Engine:
 
     def levels(self) -> tuple[LevelInfo, ...]:
         """The storage levels now."""
-        return self.call(lambda core: level_infos(core))
+        return self.call(lambda core: level_infos(core, counting=True))
 
     def conversations(self) -> list[ConversationInfo]:
         """All that can be resumed now, the most recently used first."""
@@ -223,8 +225,25 @@ class Engine:
             if self._closing:
                 raise Overloaded("the engine is closed")
             self._calls.append(run)
-            self._wake.notify()
+            self._wake.notify_all()
         return future.result()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Keep the engine open while something beside requests uses its pages, between several :meth:`call`.
+
+        :raises Overloaded: the engine takes no more work.
+        """
+        with self._wake:
+            if not self._accepting:
+                raise Overloaded("the server is shutting down", retry_after=5)
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._wake:
+                self._working -= 1
+                self._wake.notify_all()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -237,7 +256,7 @@ class Engine:
         """Take no more requests, wait for those there are, end what is left after ``timeout`` seconds, park all."""
         self.stop_accepting()
         with self._wake:
-            self._wake.wait_for(lambda: self._open == 0 or self._closing, timeout)
+            self._wake.wait_for(lambda: self._closing or not (self._open or self._working), timeout)
             if self._closing:
                 return
 
@@ -253,6 +272,10 @@ class Engine:
             if self._closing:
                 return
             self._accepting = False
+            # What holds pages still reads them; it is disk work of a bounded size.
+            self._wake.wait_for(lambda: self._closing or not self._working)
+            if self._closing:
+                return
             self._closing = True
             self._wake.notify_all()
         self._thread.join()
@@ -268,7 +291,7 @@ class Engine:
 
     def _notify(self) -> None:
         with self._wake:
-            self._wake.notify()
+            self._wake.notify_all()
 
     def _on_ended(self, record: RequestRecord) -> None:
         self._records[record.id] = record

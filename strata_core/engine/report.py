@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from strata_core.conversations.ladder import FLOW
 from strata_core.engine.core import EngineCore
 from strata_core.engine.slots import Slot
 from strata_core.engine.stats import ConversationInfo, EngineStats, LevelInfo, SlotInfo
@@ -53,13 +54,21 @@ def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
     )
 
 
-def level_infos(core: EngineCore) -> tuple[LevelInfo, ...]:
-    """Fill of every level, RAM first."""
+def level_infos(core: EngineCore, counting: bool = False) -> tuple[LevelInfo, ...]:
+    """Fill of every level, RAM first.
+
+    :param counting: also go through the entries, to count conversations.
+    """
     infos = []
     for level in core.keeper.ladder.levels:
-        usage = level.usage()
+        usage, flow = level.usage(), core.keeper.ladder.flow[level.name]
+        different = len({e.conversation for e in level.entries() if not e.root}) if counting else None
+        folder = str(level.folder) if level.folder is not None else None
         infos.append(
-            LevelInfo(level.name, level.rank, usage.bytes, usage.entries, usage.max_bytes, usage.max_entries)
+            LevelInfo(
+                level.name, level.rank, usage.bytes, usage.entries, usage.max_bytes, usage.max_entries, different,
+                folder, {name: flow[name] for name in FLOW},
+            )
         )
     return tuple(infos)
 

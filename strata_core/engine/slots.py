@@ -90,11 +90,20 @@ class Task:
 
 @attrs.define(eq=False)
 class Slot:
-    """A place for one sequence: what it holds, and the request that runs there. Empty: neither."""
+    """A place for one sequence: what it holds, and the request that runs there. Empty: neither.
+
+    :ivar reserved: no request may begin here, as a session is being restored to it.
+    """
 
     id: int
     live: Live | None = None
     task: Task | None = None
+    reserved: bool = False
+
+    @property
+    def free(self) -> bool:
+        """Whether a request may begin here."""
+        return self.task is None and not self.reserved
 
     @property
     def reading(self) -> bool:

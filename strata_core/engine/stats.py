@@ -46,7 +46,12 @@ class ConversationInfo:
 
 @attrs.frozen
 class LevelInfo:
-    """Fill of a level; bounds are None where there are none."""
+    """Fill of a level; bounds are None where there are none.
+
+    :ivar conversations: how many different ones its entries are of; None in statistics that are taken with every step.
+    :ivar folder: where it keeps files, if it does.
+    :ivar flow: what went in and out since the start, see :data:`strata_core.conversations.ladder.FLOW`.
+    """
 
     name: str
     rank: int
@@ -54,6 +59,9 @@ class LevelInfo:
     entries: int
     max_bytes: int | None
     max_entries: int | None
+    conversations: int | None = None
+    folder: str | None = None
+    flow: Mapping[str, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen

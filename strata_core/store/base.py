@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import attrs
@@ -108,6 +109,8 @@ class Level(ABC):
     name: str
     rank: int
     when_full: Literal["evict-oldest", "reject"] = "evict-oldest"
+    #: Where the level keeps files, for reports; None for one that keeps none.
+    folder: Path | None = None
     #: Whether ``load`` may run on a thread of its own while the engine thread calls other methods, so that other slots
     #: go on meanwhile. It must then touch nothing but the sink and what it guards itself.
     loads_aside: bool = False
