@@ -1,6 +1,6 @@
 """Speed of a backend on one model, called at the level of the model: no server, no scheduler, no sampling.
 
-    python bench/reference.py [--backend numpy] [--model FILE] [--kv TYPE] [--repeat N]
+    python bench/reference.py [--backend numpy] [--model FILE] [--kv TYPE] [--threads N] [--repeat N]
 
 Prints tokens per second of reading a prompt (512 and 2048 tokens in chunks of 512) and of decoding one token at a time
 behind 16, 512 and 2048 tokens, the time to load, and the time from start to the first logits.
@@ -19,6 +19,7 @@ from strata_core.memory.arena import PortableArena
 from strata_core.models.base import Model, ModelOptions
 from strata_core.models.load import load_model
 from strata_core.plugins import Plugins
+from strata_core.weights.catalogue import DEFAULT, resolve
 from strata_core.weights.gguf import GGUFFile
 
 PAGE, CHUNK, DECODED = 32, 512, 16
@@ -41,15 +42,16 @@ def read(model: Model, stores: list[PageStore], tokens: np.ndarray, table: np.nd
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="numpy")
-    parser.add_argument("--model", required=True, help="a GGUF file")
+    parser.add_argument("--model", default=DEFAULT, help="a GGUF file or the name of an installed model")
     parser.add_argument("--kv", help="K/V type; the backend's default if not given")
+    parser.add_argument("--threads", type=int, default=0, help="0: as many as the machine has cores")
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
 
     began = time.perf_counter()
-    source = GGUFFile.open(args.model)
+    source = GGUFFile.open(resolve(args.model))
     plugins = Plugins.load()
-    backend = plugins.choose_backend(args.backend).create(BackendOptions())
+    backend = plugins.choose_backend(args.backend).create(BackendOptions(threads=args.threads))
     model = load_model(source, backend, plugins.families().values(), ModelOptions())
     loaded = time.perf_counter()
     layout = model.layouts(args.kv or backend.kv_types[0], PAGE)[0]

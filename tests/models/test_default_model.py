@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strata_core.compute.reference import NumpyBackend
+from strata_core.compute.base import BackendOptions
+from strata_core.compute.reference.factory import FACTORY
 from strata_core.models.base import ModelOptions
 from strata_core.models.llama import FAMILY
 from strata_core.models.load import load_model
@@ -20,7 +21,8 @@ from strata_core.weights.gguf import GGUFFile
 pytestmark = pytest.mark.model
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "smollm2.npz"
-PROMPTS = 20
+#: The ten short prompts, and those of 64, 127 and 600 tokens; the oracle suite reads all twenty.
+PROMPTS = (*range(10), 12, 14, 19)
 #: Largest difference to ``transformers`` in float32, and between ways of reading one prompt.
 TO_GOLDEN, TO_ITSELF = 2e-4, 1e-4
 
@@ -33,12 +35,13 @@ def golden() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def runner(default_model_path: Path) -> ModelRunner:
-    backend = NumpyBackend()
+    # One thread: on a machine that does other things too, BLAS threads wait for each other most of the time.
+    backend = FACTORY.create(BackendOptions(threads=1))
     model = load_model(GGUFFile.open(default_model_path), backend, [FAMILY], ModelOptions())
     return ModelRunner(model, backend, sequences=4, length=704)
 
 
-@pytest.mark.parametrize("number", range(PROMPTS))
+@pytest.mark.parametrize("number", PROMPTS)
 def test_logits_equal_those_of_transformers(
     runner: ModelRunner, golden: dict[str, np.ndarray], number: int
 ) -> None:
@@ -63,7 +66,7 @@ def read_at_once(runner: ModelRunner, golden: dict[str, np.ndarray]) -> np.ndarr
     return np.stack([runner.last_logits(golden[f"prompt_{number}"], 1024) for number in (12, 14, 19)])
 
 
-@pytest.mark.parametrize("chunk, column", [(1, 0), (7, 1), (64, 2), (512, 2)])
+@pytest.mark.parametrize("chunk, column", [(1, 0), (7, 1), (64, 1), (512, 2)])
 def test_reading_in_chunks_gives_the_same_logits(
     runner: ModelRunner, golden: dict[str, np.ndarray], read_at_once: np.ndarray, chunk: int, column: int
 ) -> None:

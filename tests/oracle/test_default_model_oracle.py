@@ -14,7 +14,8 @@ import hf_llama
 import make_golden
 from prompts import prompts
 
-from strata_core.compute.reference import NumpyBackend
+from strata_core.compute.base import BackendOptions
+from strata_core.compute.reference.factory import FACTORY
 from strata_core.models.base import ModelOptions
 from strata_core.models.llama import FAMILY
 from strata_core.models.load import load_model
@@ -32,7 +33,8 @@ def source(default_model_path: Path) -> GGUFFile:
 
 @pytest.fixture(scope="module")
 def runner(source: GGUFFile) -> ModelRunner:
-    backend = NumpyBackend()
+    # One thread: on a machine that does other things too, BLAS threads wait for each other most of the time.
+    backend = FACTORY.create(BackendOptions(threads=1))
     return ModelRunner(load_model(source, backend, [FAMILY], ModelOptions()), backend, length=704)
 
 
