@@ -27,6 +27,9 @@ Left = Callable[[Entry, str, str, str | None], None]
 #: Called with a level's name and the error it met.
 Trouble = Callable[[str, Exception], None]
 
+#: Why an entry leaves whose time is over.
+AGE = "evicted: age"
+
 #: What is counted for each level: entries taken from slots or from the level above (their tokens, and bytes written),
 #: restores (and their tokens), moves down from the level above and to the one below, entries dropped for room or age,
 #: and writes that failed.
@@ -61,8 +64,8 @@ def over(usage: Usage, cost: int) -> bool:
 class Ladder:
     """All levels, best rank first.
 
-    :ivar counts: ``evictions``, ``demotions``, ``superseded``, and of levels below RAM ``disk_evictions``, ``spilled``
-        (entries written), ``spilled_tokens``, ``spilled_bytes``, ``spill_failures``.
+    :ivar counts: ``evictions``, ``demotions``, ``superseded``, and of levels below RAM ``disk_evictions``,
+        ``age_evictions``, ``spilled`` (entries written), ``spilled_tokens``, ``spilled_bytes``, ``spill_failures``.
     :ivar flow: by level's name, what went in and out of it since the start, see :data:`FLOW`.
     """
 
@@ -256,6 +259,17 @@ class Ladder:
         for level in self.below:
             level.flush()
 
+    def expire(self, now: float) -> None:
+        """Let go what levels hold for longer than they shall: down, or from the last level for good.
+
+        :param now: seconds since the epoch.
+        """
+        for number, level in enumerate(self.levels):
+            with self._tolerating(level):
+                protected = frozenset(self._guards) | frozenset(self._moving)
+                for entry in victims(level.expired(now), protected):
+                    self._degrade(number, entry, AGE)
+
     def settle(self) -> bool:
         """Wait for background work, so that it gives back the engine's pages. False when there was none."""
         working = [level for level in self.levels if level.busy()]
@@ -286,6 +300,9 @@ class Ladder:
         protected = self._protected(entry)
         if not self._could_fit(level, entry, protected):
             return False
+        usage, cost = level.usage(), level.cost(entry)
+        if usage.max_bytes is not None and usage.bytes + cost > usage.max_bytes:
+            level.reclaim(usage.bytes + cost - usage.max_bytes)
         while over(level.usage(), level.cost(entry)):
             leaving = victims(list(level.entries()), protected)
             if not leaving or not self._degrade(number, leaving[0], "evicted: budget"):
@@ -322,7 +339,8 @@ class Ladder:
             return self._begin_move(number, entry, reason)
         else:
             level.remove(entry)
-        self.counts["evictions" if level.rank == 0 else "disk_evictions"] += 1
+        kind = "age_evictions" if reason == AGE else "evictions" if level.rank == 0 else "disk_evictions"
+        self.counts[kind] += 1
         self.flow[level.name]["evicted"] += 1
         self._left(entry, level.name, reason, None)
         return True

@@ -26,6 +26,8 @@ from strata_core.store.base import Entry, Level, Outcome
 
 log = logging.getLogger("strata.cache")
 
+#: How often levels are asked what has been there for too long.
+EXPIRY_S = 60.0
 #: Asks the admission rules: kind of placement, bytes needed, bytes available.
 Ask = Callable[[str, int, int | None], Verdict]
 #: Told of an entry that no level holds any more: the entry, the place it left, the reason.
@@ -49,6 +51,7 @@ class Parking:
     emit: Callable[[Event], None]
     clock: Clock = attrs.field(factory=Clock)
     counts: Counter[str] = attrs.field(factory=Counter)
+    _next_expiry: float = 0.0
     _mirrored: dict[str, float] = attrs.field(factory=dict)  # conversation -> when it was last written below RAM
     _waiting: dict[str, Entry] = attrs.field(factory=dict)  # conversation -> its newest state, to be written later
 
@@ -172,6 +175,9 @@ class Parking:
         due = [e for c, e in self._waiting.items() if now - self._mirrored.get(c, 0.0) >= self.options.throttle_s]
         for entry in due:
             self.write_now(entry)
+        if now >= self._next_expiry:
+            self._next_expiry = now + EXPIRY_S
+            self.ladder.expire(self.clock.time())
         for level, outcome in self.ladder.poll():
             if outcome.kind == "stored":
                 log.info(

@@ -11,17 +11,18 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from typing import Protocol
 
 import attrs
 
 from strata_core.clock import Clock
-from strata_core.conversations.ladder import Found
 from strata_core.conversations.options import KeeperOptions
 from strata_core.conversations.placement import Action, Verdict
 from strata_core.errors import LevelError, OutOfMemory
 from strata_core.pool.pool import PagePool
 from strata_core.pool.sink import PageSink
 from strata_core.pool.table import HeldPages
+from strata_core.store.base import Entry
 
 log = logging.getLogger("strata.cache")
 
@@ -31,6 +32,26 @@ SMOOTHING = 0.3
 MEASURABLE_BYTES = 1 << 20
 
 
+class Source(Protocol):
+    """What pages are restored from: a level, or whatever else has them. See :class:`strata_core.store.base.Level`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def loads_aside(self) -> bool: ...
+    def held(self, entry: Entry) -> HeldPages | None: ...
+    def load(self, entry: Entry, tokens: int, sink: PageSink) -> None: ...
+
+
+class Stored(Protocol):
+    """An entry and where it is."""
+
+    @property
+    def level(self) -> Source: ...
+    @property
+    def entry(self) -> Entry: ...
+
+
 @attrs.define(eq=False)
 class Restore:
     """A restore under way.
@@ -38,7 +59,7 @@ class Restore:
     :ivar pages: there at once, where the pages are only held once more.
     """
 
-    found: Found
+    found: Stored
     tokens: int
     started: float
     pages: HeldPages | None = None
@@ -112,12 +133,17 @@ class Restorer:
         """Bytes of the pages of so many positions."""
         return sum(pool.layout.pages_for(tokens) * pool.layout.nbytes for pool in self._pools)
 
-    def prices(self, found: Found, tokens: int, otherwise: int, read_rate: float | None) -> Prices:
+    def prices(self, found: Stored, tokens: int, otherwise: int, read_rate: float | None) -> Prices:
         """What restoring ``tokens`` from a level below RAM costs against resuming ``otherwise`` tokens without it and
         reading the rest."""
         return prices(self.nbytes(tokens), tokens - otherwise, self.rates.get(found.level.name), read_rate)
 
-    def begin(self, found: Found, tokens: int) -> Restore:
+    def refers(self, found: Stored) -> bool:
+        """Whether restoring only holds pages once more, and so needs no room in the pools."""
+        held = found.level.held(found.entry)
+        return held is not None and held.pools == self._pools
+
+    def begin(self, found: Stored, tokens: int) -> Restore:
         """Start to bring back the first ``tokens`` positions of an entry.
 
         :raises LevelError: memory admission refuses it. :raises OutOfMemory: the pools have no room.

@@ -34,6 +34,7 @@ def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
         superseded=ladder.counts["superseded"],
         compacted=keeper.parking.counts["compacted"],
         disk_evictions=ladder.counts["disk_evictions"],
+        age_evictions=ladder.counts["age_evictions"],
         spilled=ladder.counts["spilled"],
         spilled_tokens=ladder.counts["spilled_tokens"],
         spilled_bytes=ladder.counts["spilled_bytes"],

@@ -92,6 +92,7 @@ class EngineStats:
     superseded: int
     compacted: int
     disk_evictions: int
+    age_evictions: int
     spilled: int
     spilled_tokens: int
     spilled_bytes: int

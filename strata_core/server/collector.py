@@ -56,6 +56,7 @@ SOURCES = (
     _Source("superseded", "strata:superseded", "Stored copies that a newer one of the same conversation replaced."),
     _Source("compacted", "strata:compacted", "Stored copies whose history their client has rewritten."),
     _Source("disk_evictions", "strata:disk_evictions", "Conversations that the last level deleted for its budget."),
+    _Source("age_evictions", "strata:age_evictions", "Stored conversations that the last level deleted for their age."),
     _Source("spilled", "strata:spilled", "Conversations written below RAM."),
     _Source("spilled_tokens", "strata:spilled_tokens", "Tokens of conversations written below RAM."),
     _Source("spilled_bytes", "strata:spilled_bytes", "Bytes written below RAM."),
