@@ -104,7 +104,8 @@ class Admission:
     def _resume(self, slot: Slot, task: Task, candidate: Candidate | None) -> None:
         """Resume from the best candidate that can be had. Each one that cannot is left out of the next search."""
         while candidate is not None and candidate.found is not None:
-            self._clear(slot, "switch")
+            if not self._keeper.restorer.refers(candidate.found):
+                self._clear(slot, "switch")  # the pages to restore to may have to come from here
             task.candidate, task.restore = candidate, self._keeper.begin_restore(candidate)
             if task.restore is None:
                 self._give_up(task)
@@ -151,6 +152,9 @@ class Admission:
         task.restore_s = self._keeper.clock.monotonic() - restore.started
         task.restore = None
         self._keeper.release(candidate)
+        # If it was not parked before, it is now that what takes its place no longer counts against the RAM budget:
+        # two conversations that change places must not need room for both.
+        self._clear(slot, "switch")
         self._read(slot, task, candidate, live)
         return True
 

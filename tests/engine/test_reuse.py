@@ -105,6 +105,21 @@ def test_conversations_taking_turns_on_fewer_slots_never_read_twice(driver: Make
     assert engine.core.counters.reread == {}
 
 
+@pytest.mark.parametrize("backend", ["numpy"], indirect=True)  # a device's pages must be parked before others come
+def test_conversations_that_change_places_need_room_for_one_of_them(driver: Make) -> None:
+    engine = driver(parallel=1)
+    histories = [ids(10 + c, count=400) for c in range(2)]
+    for turn in range(4):
+        for c in range(2):
+            reply = engine.ask(histories[c], max_tokens=4)
+            histories[c] = join(histories[c], reply.tokens, ids(c, turn, count=4))
+            if not turn:
+                engine.ram._max_bytes = 60 * 4096 + 10_000  # 480 tokens and their ids
+                assert engine.ram.usage().entries == c
+    assert engine.core.counters.reread == {}
+    assert engine.core.keeper.ladder.counts["evictions"] == engine.core.keeper.discards == 0
+
+
 def test_with_room_for_two_the_ledger_names_what_was_evicted(driver: Make) -> None:
     engine = driver(parallel=1)
     engine.ram._max_bytes = 2 * 63 * 4096 + 20_000  # two conversations of 63 pages with their ids, not three
