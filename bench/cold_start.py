@@ -1,6 +1,6 @@
 """From the start of the process to the first token, on a warm disk, phase by phase.
 
-    python bench/cold_start.py [--model NAME|FILE] [--starts N] [--threads N]
+    python bench/cold_start.py [--model NAME|FILE] [--starts N] [--threads N] [serve options]
 
 Starts `strata serve` several times and asks for one token as soon as it is ready. Phases are told by the lines that the
 server writes. The bar is for the clock; processor time (user and system, of all its processes) is beside it, since it
@@ -13,6 +13,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 
 import attrs
 from support import Client, Report, cpu_seconds
@@ -44,10 +45,10 @@ class Clock:
         return spent
 
 
-def start(model: str, threads: str) -> dict[str, tuple[float, float]]:
+def start(arguments: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Seconds by the clock and of the processor, by phase, of one start."""
     began = time.perf_counter()
-    server = launch((*STRATA, "serve", "--port", "0", "--model", model, "--threads", threads))
+    server = launch((*STRATA, "serve", "--port", "0", *arguments))
     try:
         clock = Clock(server, began)
         phases = {}
@@ -66,10 +67,11 @@ def main() -> int:
     parser.add_argument("--model", default="default")
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--threads", default="0", help="of the server; 0: as many as it takes by itself (default)")
-    args = parser.parse_args()
+    args, further = parser.parse_known_args()
 
-    start(args.model, args.threads)  # the disk is warm from here on
-    starts = [start(args.model, args.threads) for _ in range(args.starts)]
+    arguments = ("--model", args.model, "--threads", args.threads, *further)
+    start(arguments)  # the disk is warm from here on
+    starts = [start(arguments) for _ in range(args.starts)]
     report = Report(f"process start to first token, medians of {args.starts}: clock / processor time, s")
     for phase in starts[0]:
         wall, cpu = (statistics.median(one[phase][kind] for one in starts) for kind in (0, 1))

@@ -1,6 +1,6 @@
 """A conversation's second turn with its K/V at hand, against a server that keeps nothing.
 
-    python bench/second_turn.py [--model NAME|FILE] [--tokens N] [--pairs N] [--threads N]
+    python bench/second_turn.py [--model NAME|FILE] [--tokens N] [--pairs N] [--threads N] [serve options]
 
 Every pair is a new conversation: a first turn of N tokens, then a short question. The second turn is sent to both
 servers, one right after the other, in alternating order. Times are of other work on the machine too; their ratio in a
@@ -64,9 +64,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=1500, help="length of the first message (default: 1500)")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", default="1", help="of each server; 1 suffers least from other work (default: 1)")
-    args = parser.parse_args()
+    args, further = parser.parse_known_args()
 
-    common = ("--model", args.model, "--threads", args.threads, "--parallel", "1")
+    common = ("--model", args.model, "--threads", args.threads, "--parallel", "1", *further)
     with serving(*common) as one, serving(*common, "--no-conversation-cache") as other:
         cached, uncached = Client(one.url), Client(other.url)
         for client in (cached, uncached):

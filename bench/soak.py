@@ -1,6 +1,6 @@
 """One-shot prompts, clients that hang up and cancelled waiting requests, while two streams go on.
 
-    python bench/soak.py [--model NAME|FILE] [--one-shots N] [--hang-ups N] [--cancels N] [--budget MIB]
+    python bench/soak.py [--model NAME|FILE] [--one-shots N] [--hang-ups N] [--cancels N] [--budget MIB] [serve options]
 
 Without --model a tiny random one is served. When everything is over, the two streams must have got the text that they
 get undisturbed; resident memory must be what it was before, but for what is left of the RAM budget and one chunk of the
@@ -220,7 +220,7 @@ def main() -> int:
     parser.add_argument("--reply", type=int, default=200, help="tokens of the streams (default: 200)")
     parser.add_argument("--budget", type=int, default=16, help="MiB of RAM for parked conversations (default: 16)")
     parser.add_argument("--threads", default="1", help="of the server; 1 suffers least from other work (default: 1)")
-    args = parser.parse_args()
+    args, further = parser.parse_known_args()
 
     title = f"{args.one_shots} one-shot prompts, {args.hang_ups} hang-ups, {args.cancels} cancelled waiting requests"
     report = Report(title)
@@ -228,7 +228,7 @@ def main() -> int:
         model = args.model or str(tiny_llama(Path(folder) / "tiny.gguf", layers=4, width=128, ffn=256, context=1024))
         options = (
             "--model", model, "--threads", args.threads, "--parallel", str(PARALLEL), "--queue", str(QUEUE),
-            "--conversation-cache-mib", str(args.budget), "--max-context", "1024",
+            "--conversation-cache-mib", str(args.budget), "--max-context", "1024", *further,
         )  # fmt: skip
         with serving(*options) as server:  # it fails when there is a traceback in its log, or another exit code than 0
             run(server, args, report)

@@ -21,6 +21,8 @@ from rich.table import Table
 from strata_core.testing.server import LiveServer, serve
 
 MIB = 1 << 20
+#: The plugin of the disk levels, which would take what RAM gives up.
+DISK = "tiers"
 
 _SUBJECTS = (
     "The old keeper", "A young engineer", "My neighbour", "The second ship", "Every student", "The quiet town",
@@ -48,8 +50,11 @@ def prose(seed: int, sentences: int) -> str:
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[LiveServer]:
-    """A server that is stopped at the end. A traceback in its log, or another exit code than 0, is an error."""
-    server = serve(*arguments)
+    """A server that keeps conversations in RAM alone, stopped at the end.
+
+    A traceback in its log, or another exit code than 0, is an error.
+    """
+    server = serve(*arguments, env={"STRATA_DISABLE_PLUGINS": DISK})
     try:
         yield server
     finally:

@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from support import Report
+from support import DISK, Report
 
 from strata_core.engine.core import EngineCore
 from strata_core.engine.opening import assemble
@@ -125,7 +125,8 @@ def main() -> int:
     args = parser.parse_args()
 
     settings = Settings(model=args.model, backend=args.backend, threads=args.threads, parallel=1)
-    parts, options = assemble(settings, Plugins.load(), lambda what, fraction: None)
+    plugins = Plugins.load({"STRATA_DISABLE_PLUGINS": DISK})
+    parts, options = assemble(settings, plugins, lambda what, fraction: None)
     core = EngineCore(
         parts.model, parts.tokenizer, parts.keeper, options, emit=parts.emit, ended=lambda record: None
     )

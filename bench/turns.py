@@ -1,6 +1,6 @@
 """Four conversations take turns on two slots, with RAM room for four, two and one of them parked.
 
-    python bench/turns.py [--model NAME|FILE] [--tokens N] [--rounds N] [--threads N]
+    python bench/turns.py [--model NAME|FILE] [--tokens N] [--rounds N] [--threads N] [serve options]
 
 With room enough, every turn from the second round on must resume: no token is read that was computed before. With less
 room, what was computed before and is read again must be in the request's ledger, token by token, with the reason; the
@@ -132,9 +132,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", default="1", help="of the server; 1 suffers least from other work (default: 1)")
     parser.add_argument("--log", action="store_true", help="also print what the server said")
-    args = parser.parse_args()
+    args, further = parser.parse_known_args()
 
-    common = ("--model", args.model, "--threads", args.threads, "--parallel", str(SLOTS))
+    common = ("--model", args.model, "--threads", args.threads, "--parallel", str(SLOTS), *further)
     with serving(*common) as server:
         facts = Client(server.url).call("GET", "/props")["engine"]
     pages = -(-(args.tokens + 64 + args.rounds * TURN) // facts["page_tokens"])
