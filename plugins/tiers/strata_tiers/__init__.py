@@ -1,4 +1,4 @@
-"""Warm and cold levels: conversations on disk. This module is imported by every ``strata`` command, so it stays light."""
+"""Warm and cold levels: conversations on disk. Every ``strata`` command imports this module, so it stays light."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Takes jobs through the steps of a commit together, in the order of ``docs/format.md``. A job that fails, fails alone."""
+"""Takes jobs through a commit together, in the order of ``docs/format.md``. A job that fails, fails alone."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 
 from strata_core.errors import LevelError
 from strata_tiers.files import Files
-from strata_tiers.jobs import Again, GivenUp, ManifestJob, Place
+from strata_tiers.jobs import Again, GivenUp, ManifestJob
+from strata_tiers.place import Place
 
 log = logging.getLogger("strata.disk")
 
@@ -20,13 +20,16 @@ TRIES = 4
 
 
 class Commit:
-    """One group of jobs."""
+    """One group of jobs.
 
-    def __init__(self, files: Files, jobs: Sequence[ManifestJob], helper: Executor):
+    :param written: called whenever the bytes of one of them are in its files.
+    """
+
+    def __init__(self, files: Files, jobs: Sequence[ManifestJob], written: Callable[[], None]):
         self._files = files
         self._left = list(jobs)
         self._again: list[ManifestJob] = []
-        self._helper = helper
+        self._written = written
 
     def run(self) -> list[ManifestJob]:
         """All steps. Returns the jobs that must go through them once more."""
@@ -35,7 +38,7 @@ class Commit:
                 place.directory.ensure()
             except (OSError, LevelError) as error:
                 log.warning("level %s: %s", place.name, error)  # its jobs will meet the same and fail
-        self._each(self._left, lambda job: job.write(self._helper))
+        self._each(self._left, self._write)
         self._sync_files()
         named: list[ManifestJob] = []
         self._each(self._left, lambda job: named.append(job) if job.publish_segments() else None)
@@ -58,8 +61,12 @@ class Commit:
                 job.abandon()
                 self._left.remove(job)
                 self._again.append(job)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, others must not fail with it; it is reported
                 self._failed(job, error)
+
+    def _write(self, job: ManifestJob) -> None:
+        job.write()
+        self._written()
 
     def _failed(self, job: ManifestJob, error: Exception) -> None:
         self._left.remove(job)
@@ -73,7 +80,11 @@ class Commit:
                     return
             except OSError as error:
                 log.warning("syncing a volume failed (%s); its files are synced one by one", error)
-        self._each(self._left, lambda job: [self._files.sync(fd) for fd in job.open_files()])
+        self._each(self._left, self._sync_job)
+
+    def _sync_job(self, job: ManifestJob) -> None:
+        for fd in job.open_files():
+            self._files.sync(fd)
 
     def _sync_folders(self, jobs: Sequence[ManifestJob], folder: Callable[[Place], Path]) -> None:
         """Sync each folder once; where that fails, it fails for all jobs that put names there."""

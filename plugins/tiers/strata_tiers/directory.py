@@ -48,7 +48,8 @@ class Scan:
 
     :ivar manifests: of this identity, sound, with all segments there in the right size.
     :ivar stale: manifests that cannot be used as they are - damaged, or with segments missing or cut short - by path
-        with the reason; :ivar cut: those of them that are sound, with the number of segments that are there, at least 1;
+        with the reason.
+    :ivar cut: those of them that are sound, with the number of segments that are there, at least 1.
     :ivar unusable: those of which nothing can be used, with their charge.
     :ivar orphans: segments that no manifest names; :ivar leftovers: temporary files; :ivar quarantined: damaged ones;
     :ivar strangers: everything else; each path with its charge.
@@ -65,6 +66,11 @@ class Scan:
     quarantined: dict[Path, int] = attrs.field(factory=dict)
     strangers: dict[Path, int] = attrs.field(factory=dict)
     nbytes: int = 0
+
+    @property
+    def unclaimed(self) -> dict[Path, int]:
+        """Orphans that may be deleted: none while a manifest that cannot be read might name them."""
+        return {} if any(foreign.manifest is None for foreign in self.foreign) else self.orphans
 
 
 class Directory:
@@ -227,7 +233,7 @@ class Directory:
         """Whether the lock that is held is that of the folder: somebody may have deleted both."""
         assert self._lock is not None
         try:
-            named, held = os.stat(self.root / LOCK), os.fstat(self._lock)
+            named, held = (self.root / LOCK).stat(), os.fstat(self._lock)
         except OSError:
             return False
         folders = (self.segments, self.conversations, self.quarantine)

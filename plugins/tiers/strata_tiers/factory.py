@@ -33,9 +33,10 @@ class _Shop:
 
     def warm(self, context: LevelContext) -> Level | None:
         settings = _settings(context)
-        if settings is None or settings.conversation_cache_warm_dir is None or not settings.conversation_cache_warm_mib:
+        if settings is None:
             return None
-        return self._make("warm", 10, settings.conversation_cache_warm_dir, settings.conversation_cache_warm_mib, context)
+        folder, mib = settings.conversation_cache_warm_dir, settings.conversation_cache_warm_mib
+        return self._make("warm", 10, folder, mib, context) if folder is not None and mib else None
 
     def cold(self, context: LevelContext) -> Level | None:
         settings = _settings(context)

@@ -1,7 +1,7 @@
 """What a level holds: entries, the segments they share, and the account of both. No files are touched here.
 
-A segment counts once however many entries use it. Entries that are leaving weigh nothing, so a segment weighs as long as
-one of its entries stays. Where entries weigh anything, the level's folders and lock do too.
+A segment counts once however many entries use it. Entries that are leaving weigh nothing, so a segment weighs as long
+as one of its entries stays. Where entries weigh anything, the level's folders and lock do too.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class Holdings:
             for key in self._by_last.get(address, ()):
                 other = self.kept[key].entry
                 count = len(other.tokens)
-                if key != entry.id and other.identity == entry.identity and count <= len(entry.tokens):
-                    if np.array_equal(other.tokens, entry.tokens[:count]):
-                        found.append(other)
+                same = other.identity == entry.identity and np.array_equal(other.tokens, entry.tokens[:count])
+                if key != entry.id and same:
+                    found.append(other)
         return found
 
     # -- what things cost ---------------------------------------------------------------------------------------
@@ -150,7 +150,8 @@ class Holdings:
             segments that are not here yet are still to be written.
         """
         settled = manifest_bytes is not None
-        kept = Kept(entry, [], charge(manifest_bytes) if settled else self.manifest_charge(entry, pieces))
+        cost = self.manifest_charge(entry, pieces) if manifest_bytes is None else charge(manifest_bytes)
+        kept = Kept(entry, [], cost)
         for piece in pieces:
             part = self._parts.get(piece.name)
             if part is None:

@@ -1,39 +1,27 @@
-"""What the writer does for a level: store an entry, take one over, change a manifest, delete files.
+"""What the writer does for a level: store an entry, change a manifest, delete files.
 
-A job of storing goes through four steps, and many jobs go through each together: :meth:`StoreJob.write` (temporary files),
-sync, :meth:`StoreJob.publish_segments`, :meth:`StoreJob.publish_manifest`. After any error :meth:`StoreJob.abandon` takes
-back what has no final name yet. Everything here runs on the writer's thread unless it says otherwise.
+A job of storing goes through four steps, and many jobs go through each together: :meth:`StoreJob.write` (temporary
+files), sync, :meth:`StoreJob.publish_segments`, :meth:`StoreJob.publish_manifest`. After any error
+:meth:`StoreJob.abandon` takes back what has no final name yet. Everything here runs on the writer's thread.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import attrs
-import numpy as np
-from xxhash import xxh3_128_digest
 
 from strata_core.store.base import Entry
 from strata_tiers import manifest, segment
-from strata_tiers.directory import Directory
-from strata_tiers.files import Files
-from strata_tiers.holdings import Holdings, Kept, Part
-from strata_tiers.layout import FOLDER_BYTES, BadFile, Shape, charge, manifest_name
+from strata_tiers.holdings import Kept, Part
+from strata_tiers.layout import FOLDER_BYTES, charge
 from strata_tiers.pages import PageSource
-from strata_tiers.reader import Read, Reader
-
-if TYPE_CHECKING:
-    from strata_tiers.level import DiskLevel
-
-#: Blocks are written in runs of about this size; each run is hashed while it is being written.
-RUN_BYTES = 1 << 20
+from strata_tiers.place import Place
 
 
 class Again(Exception):
@@ -45,58 +33,9 @@ class GivenUp(Exception):
 
 
 @attrs.define(eq=False)
-class Place:
-    """What a level and its jobs share.
+class Temporary:
+    """A file without a final name yet; ``part`` is None for a manifest."""
 
-    :ivar lock: guards ``holdings`` and the fields here; never held during a call to the system that may take long.
-    :ivar physical: charge of the files that are on the disk now.
-    :ivar drops: jobs that will delete files.
-    :ivar garbage: files that no entry needs and that may go when room is needed, with their charge.
-    """
-
-    name: str
-    files: Files
-    directory: Directory
-    holdings: Holdings
-    max_bytes: int
-    lock: threading.RLock = attrs.field(factory=threading.RLock)
-    physical: int = 0
-    drops: int = 0
-    garbage: dict[Path, int] = attrs.field(factory=dict)
-
-    @property
-    def shape(self) -> Shape:
-        return self.holdings.shape
-
-    def segment_path(self, part: Part) -> Path:
-        return self.directory.segments / part.piece.name
-
-    def manifest_path(self, entry_id: str) -> Path:
-        return self.directory.conversations / manifest_name(entry_id)
-
-    def account(self, nbytes: int) -> None:
-        with self.lock:
-            self.physical += nbytes
-
-    def gone(self, path: Path) -> None:
-        """A file is no garbage any more: it was deleted or overwritten."""
-        with self.lock:
-            self.holdings.others -= self.garbage.pop(path, 0)
-
-    def recount(self) -> None:
-        """Look at what is really on the disk: others may have deleted files."""
-        total = self.directory.charge() - FOLDER_BYTES
-        with self.lock:
-            self.physical = total
-
-    def relief(self) -> bool:
-        """Whether room will come without anything new being decided."""
-        with self.lock:
-            return self.drops > 0 or any(kept.leaving for kept in self.holdings.kept.values())
-
-
-@attrs.define(eq=False)
-class _Temporary:
     path: Path
     final: Path
     charge: int
@@ -166,7 +105,7 @@ class ManifestJob(Job):
         self.parts = 0
         self.started = 0.0
         self.seconds = 0.0
-        self._temporaries: list[_Temporary] = []
+        self._temporaries: list[Temporary] = []
         self._encoded: list[Part] = []
 
     def kept(self) -> Kept | None:
@@ -176,7 +115,7 @@ class ManifestJob(Job):
             return None  # the job that stores it will write the manifest
         return kept
 
-    def write(self, helper: Executor) -> None:
+    def write(self) -> None:
         """:raises GivenUp: nobody wants it. :raises OSError: it did not work."""
         self.started = self.started or time.perf_counter()
         self.write_manifest()
@@ -236,20 +175,25 @@ class ManifestJob(Job):
         self.error = error
         self.done = True
 
-    def begin(self, final: Path, nbytes: int, part: Part | None) -> _Temporary:
+    def begin(self, final: Path, nbytes: int, part: Part | None) -> Temporary:
         """A new temporary file; there is room for it."""
         place = self.place
         free = place.files.free_bytes(place.directory.root)
         if free is not None and free < nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        temporary = _Temporary(place.directory.temporary(final), final, charge(nbytes), None, part)
+        temporary = Temporary(place.directory.temporary(final), final, charge(nbytes), None, part)
         temporary.fd = place.files.create(temporary.path)
-        self._temporaries.append(temporary)
-        place.account(temporary.charge)
+        self.remember(temporary)
+        place.files.reserve(temporary.fd, nbytes)
         self.nbytes += nbytes
         return temporary
 
-    def _rename(self, temporary: _Temporary) -> None:
+    def remember(self, temporary: Temporary) -> None:
+        """Account for a temporary file, and take it along."""
+        self._temporaries.append(temporary)
+        self.place.account(temporary.charge)
+
+    def _rename(self, temporary: Temporary) -> None:
         self._close(temporary)
         replaced = self.place.files.length_of(temporary.final)
         self.place.files.rename(temporary.path, temporary.final)
@@ -258,7 +202,7 @@ class ManifestJob(Job):
             self.place.account(-charge(replaced))
             self.place.gone(temporary.final)
 
-    def _close(self, temporary: _Temporary) -> None:
+    def _close(self, temporary: Temporary) -> None:
         if temporary.fd is not None:
             fd, temporary.fd = temporary.fd, None
             self.place.files.close(fd)
@@ -295,7 +239,7 @@ class StoreJob(ManifestJob):
             need = kept.charge + sum(p.charge for p in kept.parts if not p.settled and p.temporary is None)
             return place.physical + FOLDER_BYTES + need <= place.max_bytes
 
-    def write(self, helper: Executor) -> None:
+    def write(self) -> None:
         self.started = self.started or time.perf_counter()
         with self.place.lock:
             kept = self.kept()
@@ -309,7 +253,7 @@ class StoreJob(ManifestJob):
         missing = [part for part in parts if not self._is_there(part)]
         self.stage(missing)
         for part in missing:
-            self.write_part(part, kept.entry, helper)
+            self.write_part(part, kept.entry)
             self.parts += 1
         self.write_manifest()
         self.written = True
@@ -318,27 +262,15 @@ class StoreJob(ManifestJob):
         if self.source is not None:
             self.source.stage([number for part in missing for number in self._blocks(part)])
 
-    def write_part(self, part: Part, entry: Entry, helper: Executor) -> None:
+    def write_part(self, part: Part, entry: Entry) -> None:
         if self.source is None:
             raise OSError(errno.ENODATA, "the entry's pages were given back before it was safe")
         place, piece = self.place, part.piece
         temporary = self.begin(place.segment_path(part), piece.size, part)
         assert temporary.fd is not None
-        offset, digests = place.shape.header_bytes(piece.count), list[bytes]()
-        for run in self._runs(part):
-            nbytes = sum(buffer.nbytes for buffer in run)
-            # Two threads read the same memory while it is in cache: one hashes it, one copies it to the page cache.
-            hashed = helper.submit(_digests, run) if nbytes >= RUN_BYTES // 4 else None
-            try:
-                place.files.write(temporary.fd, run, offset)
-            finally:
-                digests += hashed.result() if hashed is not None else _digests(run)
-            offset += nbytes
+        for _ in segment.write(place.files, temporary.fd, 0, piece, entry, place.shape, self.source.block):
             if self.cancelled:
                 raise GivenUp
-        ids = entry.tokens[piece.start : piece.stop]
-        header = segment.encode(piece, entry.identity, ids, place.shape, digests)
-        place.files.write(temporary.fd, [header], 0)
         with place.lock:
             part.temporary = temporary.path
 
@@ -368,89 +300,3 @@ class StoreJob(ManifestJob):
     def _blocks(self, part: Part) -> range:
         first = part.piece.start // self.place.shape.page_tokens
         return range(first, first + self.place.shape.blocks(part.piece.count))
-
-    def _runs(self, part: Part) -> Iterator[list[np.ndarray]]:
-        """The pages of a segment in the order of the file, in runs that are written at once."""
-        assert self.source is not None
-        run: list[np.ndarray] = []
-        for number in self._blocks(part):
-            run.extend(self.source.block(number))
-            if sum(buffer.nbytes for buffer in run) >= RUN_BYTES:
-                yield run
-                run = []
-        if run:
-            yield run
-
-
-class AdoptJob(StoreJob):
-    """Takes an entry over from another level: by a second name for each segment file, or by copying and verifying."""
-
-    kind = "adopt"
-
-    def __init__(self, place: Place, entry: Entry, source_level: DiskLevel):
-        super().__init__(place, entry, None, 0)
-        self.source_level = source_level
-        self.damaged: tuple[Part, str] | None = None
-
-    def write_part(self, part: Part, entry: Entry, helper: Executor) -> None:
-        place, theirs = self.place, self.source_level.place
-        with theirs.lock:
-            found = theirs.holdings.part(part.piece.name)
-            if found is None or not found.settled:
-                raise OSError(errno.ENOENT, f"level {theirs.name} does not have all of the entry")
-        path = theirs.segment_path(found)
-        final = place.segment_path(part)
-        temporary = _Temporary(place.directory.temporary(final), final, part.charge, None, part)
-        try:
-            place.files.link(path, temporary.path)
-        except FileNotFoundError:
-            raise
-        except OSError:  # another volume, or one without links
-            self._copy(path, found, part, entry)
-            return
-        self._temporaries.append(temporary)
-        place.account(temporary.charge)
-        with place.lock:
-            part.temporary = temporary.path
-
-    def _copy(self, path: Path, found: Part, part: Part, entry: Entry) -> None:
-        temporary = self.begin(self.place.segment_path(part), part.piece.size, part)
-        assert temporary.fd is not None
-        try:
-            copy_verified(self.place.files, path, temporary.fd, part, entry, self.place.shape)
-        except BadFile as error:
-            self.damaged = (found, str(error))
-            raise
-        with self.place.lock:
-            part.temporary = temporary.path
-
-
-def copy_verified(files: Files, path: Path, fd: int, part: Part, entry: Entry, shape: Shape) -> None:
-    """Copy a segment file page by page, each verified.
-
-    :raises BadFile: it is damaged, or not the segment it should be.
-    """
-    source = files.open(path)
-    reader = Reader(files, 1)
-    try:
-        header = segment.read(files, source)
-        piece = part.piece
-        segment.expect(header, piece, entry.identity, entry.tokens[piece.start : piece.stop], shape)
-        head = bytearray(header.data)
-        files.read(source, [head], 0)
-        pools = len(shape.page_bytes)
-        buffers = tuple(np.empty(nbytes, np.uint8) for nbytes in shape.page_bytes)
-        for number in range(shape.blocks(piece.count)):
-            offset = header.data + number * shape.block_bytes
-            digests = header.digests[number * pools : (number + 1) * pools]
-            bad = reader.fill([Read(source, offset, buffers, digests)])
-            if bad is not None:
-                raise BadFile(f"block {number}: {bad[1]}")
-            files.write(fd, buffers, offset)
-        files.write(fd, [head], 0)
-    finally:
-        files.close(source)
-
-
-def _digests(run: list[np.ndarray]) -> list[bytes]:
-    return [xxh3_128_digest(page) for page in run]

@@ -7,7 +7,7 @@ import re
 import attrs
 import numpy as np
 from blake3 import blake3
-from xxhash import xxh3_128
+from xxhash import xxh3_128, xxh3_128_digest
 
 from strata_core.conversations.identity import DIGEST_BYTES
 
@@ -43,12 +43,18 @@ def charge(nbytes: int) -> int:
     return rounded(nbytes) + NAME_BYTES
 
 
-def checksum(*parts: bytes | memoryview | np.ndarray) -> bytes:
+def checksum(*parts: bytes | memoryview) -> bytes:
     """xxh3-128 of one or several parts, canonical byte order."""
     state = xxh3_128()
     for part in parts:
         state.update(part)
     digest: bytes = state.digest()
+    return digest
+
+
+def page_digest(page: np.ndarray) -> bytes:
+    """Digest of one page, a contiguous uint8 array. Releases the interpreter while it works."""
+    digest: bytes = xxh3_128_digest(page.data)
     return digest
 
 

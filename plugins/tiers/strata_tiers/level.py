@@ -8,7 +8,6 @@ served from them. :meth:`DiskLevel.load` may be called by any thread.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
@@ -22,12 +21,14 @@ from strata_core.pool.sink import PageSink
 from strata_core.pool.table import HeldPages
 from strata_core.store.base import Entry, Level, Outcome, Usage
 from strata_tiers import scanning
+from strata_tiers.adopt import AdoptJob
 from strata_tiers.cut import Limits
 from strata_tiers.directory import Directory
 from strata_tiers.holdings import Holdings, Kept, Part
-from strata_tiers.jobs import AdoptJob, DropJob, ManifestJob, Place, StoreJob
+from strata_tiers.jobs import DropJob, ManifestJob, StoreJob
 from strata_tiers.layout import Shape, valid_id
 from strata_tiers.pages import source_of
+from strata_tiers.place import Place
 from strata_tiers.restore import Restorer
 from strata_tiers.writer import Writer
 
@@ -71,7 +72,14 @@ class DiskLevel(Level):
     """
 
     def __init__(
-        self, name: str, rank: int, root: Path, identity: Identity, shape: Shape, options: LevelOptions, workshop: Workshop
+        self,
+        name: str,
+        rank: int,
+        root: Path,
+        identity: Identity,
+        shape: Shape,
+        options: LevelOptions,
+        workshop: Workshop,
     ):
         self.name = name
         self.rank = rank

@@ -50,10 +50,10 @@ def encode(entry: Entry, parts: Mapping[str, str], pieces: Sequence[Piece], page
     return start + checksum(start, rest) + rest
 
 
-def parse(data: bytes, name_id: str) -> Manifest:
+def parse(data: bytes, name_id: str | None) -> Manifest:
     """The manifest in a file's bytes.
 
-    :param name_id: the id in the file's name.
+    :param name_id: the id in the file's name, None where it has none.
     :raises BadFile: it is no manifest, of an unknown version, or damaged.
     """
     if len(data) < _HEAD or data[:8] != MAGIC:
@@ -75,7 +75,7 @@ def parse(data: bytes, name_id: str) -> Manifest:
     addresses = tuple(data[at : at + DIGEST_BYTES] for at in range(addresses_at, length, DIGEST_BYTES))
     about = _object(data[_HEAD : _HEAD + text_bytes])
     entry = _entry(about, identity, tokens, addresses)
-    if entry.id != name_id:
+    if name_id is not None and entry.id != name_id:
         raise BadFile(f"the file's name is not that of entry {entry.id!r}")
     parts = _take(about, "parts", dict)
     if not all(isinstance(value, str) for value in parts.values()):

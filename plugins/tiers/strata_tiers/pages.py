@@ -1,6 +1,6 @@
-"""Pages on their way to a file: read where they are when that is the host's memory, else through a bounded staging area.
+"""Pages on their way to a file: read where they are, if in the host's memory, else through a bounded staging area.
 
-What is copied from a device is copied by the engine thread, when it polls; the writer waits for it. Staging never exceeds
+What is copied from a device is copied by the engine thread, when it polls; the writer waits for it. Staging stays about
 :data:`STAGING_BYTES`, as only the entry that is being written is staged.
 """
 
@@ -43,6 +43,12 @@ class PageSource:
         """Copy one block. Called by the engine thread, or, where pages are in host memory, by any."""
         raise NotImplementedError
 
+    def take(self, number: int) -> Block:
+        """A copy, or view, of one block for the engine thread."""
+        block = tuple(np.empty(pool.layout.nbytes, np.uint8) for pool in self.pages.pools)
+        self.copy(number, block)
+        return block
+
     def stage(self, wanted: Sequence[int]) -> None:
         """Say which blocks the writer will ask for, in that order. Called by the writer."""
 
@@ -65,6 +71,9 @@ class HostPages(PageSource):
         self._blocks = blocks
 
     def block(self, number: int) -> Block:
+        return self._blocks[number]
+
+    def take(self, number: int) -> Block:
         return self._blocks[number]
 
     def copy(self, number: int, buffers: Sequence[np.ndarray]) -> None:
@@ -95,6 +104,12 @@ class DevicePages(PageSource):
         self._error: Exception | None = None
         block = sum(pool.layout.nbytes for pool in pages.pools)
         self._window_blocks = max(1, STAGING_BYTES // _WINDOWS // block)
+
+    def take(self, number: int) -> Block:
+        """A copy, or view, of one block for the engine thread."""
+        block = tuple(np.empty(pool.layout.nbytes, np.uint8) for pool in self.pages.pools)
+        self.copy(number, block)
+        return block
 
     def stage(self, wanted: Sequence[int]) -> None:
         with self._changed:

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import numpy as np
-from xxhash import xxh3_128_digest
 
 from strata_tiers.files import Files
+from strata_tiers.layout import page_digest
 
 #: How far the disk is asked to read ahead of what is verified.
 AHEAD_BYTES = 16 << 20
@@ -99,7 +99,7 @@ class _Work:
                     return
                 self.bad.append((number, str(error)))
                 continue
-            if any(xxh3_128_digest(b) != digest for b, digest in zip(read.buffers, read.digests, strict=True)):
+            if any(page_digest(b) != digest for b, digest in zip(read.buffers, read.digests, strict=True)):
                 self.bad.append((number, "a page is not what was written"))
 
 

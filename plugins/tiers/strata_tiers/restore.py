@@ -1,7 +1,7 @@
 """Restores entries from their files, and deals with files that are not what was written.
 
-A segment that fails is looked for on the other disk level and replaced from there. Where that fails it goes to quarantine,
-and every entry that names it ends where it began. This is called by any thread; see ``Place.lock``.
+A segment that fails is looked for on the other disk level and replaced from there. Where that fails it goes to
+quarantine, and every entry that names it ends where it began. This is called by any thread; see ``Place.lock``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from strata_core.errors import DamagedEntry, LevelError
 from strata_core.pool.sink import PageSink
 from strata_core.store.base import Entry
 from strata_tiers import segment
+from strata_tiers.adopt import AdoptJob, copy_verified
 from strata_tiers.holdings import Part
-from strata_tiers.jobs import AdoptJob, Place, StoreJob, copy_verified
+from strata_tiers.jobs import StoreJob
 from strata_tiers.layout import BadFile, charge
+from strata_tiers.place import Place
 from strata_tiers.reader import Read, Reader, is_damage
 from strata_tiers.scanning import shortened
 
@@ -188,7 +190,7 @@ class Restorer:
                 return False
             place.account(part.charge)
             self.counts["healed"] += 1
-            log.warning("segment %s of level %s was damaged; level %s had it", part.piece.name, place.name, sibling.name)
+            log.warning("segment %s of level %s was damaged; %s had it", part.piece.name, place.name, sibling.name)
             return True
         return False
 
@@ -209,7 +211,7 @@ class Restorer:
                 count = kept.parts.index(part)
                 if count:
                     pieces = [p.piece for p in kept.parts[:count]]
-                    shorter = shortened(kept.entry, pieces, place.shape)
+                    shorter = shortened(kept.entry, pieces, place.shape.page_tokens)
                     free = place.holdings.shorten(entry_id, shorter, count)
                     self._rewrite(entry_id)
                     self._drop([], [p for p in free if p is not part])

@@ -11,9 +11,9 @@ import attrs
 from strata_core.conversations.identity import Identity
 from strata_core.store.base import Entry
 from strata_tiers.directory import Scan
-from strata_tiers.jobs import Place
 from strata_tiers.layout import FOLDER_BYTES, Piece, Shape
 from strata_tiers.manifest import Manifest
+from strata_tiers.place import Place
 
 log = logging.getLogger("strata.cache")
 
@@ -43,14 +43,14 @@ def take_over(place: Place, identity: Identity) -> Ready:
             misfits += 1
             continue
         pieces = manifest.pieces[:count]
-        entry = manifest.entry if count == len(manifest.pieces) else shortened(manifest.entry, pieces, place.shape)
+        entry = manifest.entry if count == len(manifest.pieces) else shortened(manifest.entry, pieces, place.shape.page_tokens)
         holdings.add(entry, pieces, manifest_bytes=manifest.size)
     holdings.others = scan.nbytes - FOLDER_BYTES - sum(
         [kept.charge for kept in holdings.kept.values()] + [part.charge for part in holdings.parts()]
     )
     place.physical = scan.nbytes - FOLDER_BYTES
     # In the order in which they may go: what never was anybody's first.
-    for found in (scan.leftovers, scan.orphans, scan.unusable, scan.quarantined):
+    for found in (scan.leftovers, scan.unclaimed, scan.unusable, scan.quarantined):
         place.garbage.update(found)
     ready = Ready(
         conversations=len(holdings.kept),
@@ -66,13 +66,13 @@ def take_over(place: Place, identity: Identity) -> Ready:
     return ready
 
 
-def shortened(entry: Entry, pieces: Sequence[Piece], shape: Shape) -> Entry:
+def shortened(entry: Entry, pieces: Sequence[Piece], page_tokens: int) -> Entry:
     """The entry as far as these segments go, which end at a page boundary."""
     count = pieces[-1].stop
     return attrs.evolve(
         entry,
         tokens=entry.tokens[:count],
-        addresses=entry.addresses[: count // shape.page_tokens],
+        addresses=entry.addresses[: count // page_tokens],
         turns=tuple(turn for turn in entry.turns if turn < count),
     )
 

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import numpy as np
 
 from strata_core.conversations.identity import DIGEST_BYTES
+from strata_core.store.base import Entry
 from strata_tiers.files import Files
-from strata_tiers.layout import SEGMENT_HEAD, VERSION, BadFile, Piece, Shape, UnknownVersion, checksum, rounded
+from strata_tiers.layout import (
+    SEGMENT_HEAD,
+    VERSION,
+    BadFile,
+    Piece,
+    Shape,
+    UnknownVersion,
+    checksum,
+    page_digest,
+    rounded,
+)
 
 MAGIC = b"STRATSEG"
 _START = struct.Struct("<8sII")
 _REST = struct.Struct("<16s16s16sQIIIIQQQQ")
 _PARTIAL = 1
+#: Blocks are written in runs of about this size; each run is hashed right after, while some of it is in cache.
+RUN_BYTES = 512 << 10
 
 
 @attrs.frozen(eq=False)
@@ -59,14 +72,14 @@ def encode(piece: Piece, identity: bytes, ids: np.ndarray, shape: Shape, digests
     return start + checksum(start, rest) + rest
 
 
-def read(files: Files, fd: int) -> Header:
-    """The header of an open segment file, verified.
+def read(files: Files, fd: int, base: int = 0, length: int | None = None) -> Header:
+    """The header of an open segment file, verified; or of a segment of ``length`` bytes at ``base`` within a file.
 
     :raises BadFile: it is no segment, of an unknown version, or damaged. :raises OSError: it cannot be read.
     """
-    length = files.length(fd)
+    length = files.length(fd) if length is None else length
     first = bytearray(min(length, 2 * 4096))
-    files.read(fd, [first], 0)
+    files.read(fd, [first], base)
     if len(first) < SEGMENT_HEAD or bytes(first[:8]) != MAGIC:
         raise BadFile("not a segment file")
     _, version, flags = _START.unpack_from(first)
@@ -79,7 +92,7 @@ def read(files: Files, fd: int) -> Header:
     data = bytes(first[:data_at])
     if len(data) < data_at:
         more = bytearray(data_at - len(data))
-        files.read(fd, [more], len(data))
+        files.read(fd, [more], base + len(data))
         data += more
     if checksum(data[: _START.size], data[_START.size + DIGEST_BYTES :]) != data[_START.size : 32]:
         raise BadFile("the header's checksum does not fit")
@@ -94,6 +107,34 @@ def read(files: Files, fd: int) -> Header:
     digests = tuple(data[at : at + DIGEST_BYTES] for at in range(digests_at, digests_end, DIGEST_BYTES))
     ids = np.frombuffer(data, "<i4", count, ids_at)
     return Header(identity, parent, address, start, count, shape, ids, digests, data_at, size)
+
+
+def write(
+    files: Files,
+    fd: int,
+    base: int,
+    piece: Piece,
+    entry: Entry,
+    shape: Shape,
+    block: Callable[[int], Sequence[np.ndarray]],
+) -> Iterator[None]:
+    """Write a segment at ``base`` of a new file, the header last. A step of the iterator is a run of blocks.
+
+    :param block: gives the pages of a block, numbered from position 0 of the sequence: one uint8 array per pool.
+    """
+    first, digests = piece.start // shape.page_tokens, list[bytes]()
+    offset, run, held = base + shape.header_bytes(piece.count), list[np.ndarray](), 0
+    for number in range(first, first + shape.blocks(piece.count)):
+        run.extend(block(number))
+        held += shape.block_bytes
+        if held >= RUN_BYTES or number == first + shape.blocks(piece.count) - 1:
+            files.write(fd, run, offset)
+            digests += [page_digest(page) for page in run]
+            offset += held
+            run, held = [], 0
+            yield
+    ids = entry.tokens[piece.start : piece.stop]
+    files.write(fd, [encode(piece, entry.identity, ids, shape, digests)], base)
 
 
 def expect(header: Header, piece: Piece, identity: bytes, ids: np.ndarray | None, shape: Shape | None) -> None:

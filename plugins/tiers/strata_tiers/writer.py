@@ -1,9 +1,11 @@
 """One thread that does all writing of a process's disk levels, in order, and commits what is ready together.
 
-Jobs are done first in, first out, with two exceptions: a job that has to wait for room is passed over, and the older state
-of a conversation goes behind a newer one and waits until that is stored, since by then it has mostly become needless.
+Jobs are done first in, first out, with two exceptions: a job that has to wait for room is passed over, and the older
+state of a conversation goes behind a newer one and waits until that is stored, since by then it has mostly become
+needless.
 
-A commit is a handful of syncs however many entries it holds. While one is under way others queue up, and go together next.
+A commit is a handful of syncs however many entries it holds. While one is under way others queue up, and go together
+next.
 """
 
 from __future__ import annotations
@@ -12,11 +14,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from strata_core.errors import LevelError
-from strata_tiers.files import Files
 from strata_tiers.commit import Commit, give_up
+from strata_tiers.files import Files
 from strata_tiers.jobs import DropJob, Job, ManifestJob, StoreJob
 
 log = logging.getLogger("strata.disk")
@@ -38,7 +39,6 @@ class Writer:
         self._version = 0  # of what the queue holds and what it waits for
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._helper = ThreadPoolExecutor(1, "strata-hash")
 
     # -- called by the engine thread ----------------------------------------------------------------------------
 
@@ -96,7 +96,6 @@ class Writer:
             self._touch()
         if self._thread is not None:
             self._thread.join()
-        self._helper.shutdown()
 
     def _put_behind(self, newer: StoreJob) -> None:
         for job in list(self._queue):
@@ -159,7 +158,7 @@ class Writer:
             self._drop(drops)
         stores = [job for job in batch if isinstance(job, ManifestJob)]
         if stores:
-            again = Commit(self.files, stores, self._helper).run()
+            again = Commit(self.files, stores, self.wake).run()
             with self._changed:
                 self._queue.extendleft(reversed(again))
                 self._touch()

@@ -1,0 +1,337 @@
+"""Looks after a level's folder without an engine: list, check, repair, export, import, remove, prune.
+
+What changes the folder takes its lock, and fails with a LevelError while a server uses it. What only reads does not;
+files that a server deletes meanwhile can then be reported as missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from strata_core.errors import LevelError, NotFound
+from strata_tiers import manifest, segment
+from strata_tiers.directory import Directory, Scan
+from strata_tiers.files import Files
+from strata_tiers.layout import BadFile, Piece, UnknownVersion, manifest_name
+from strata_tiers.manifest import Manifest
+from strata_tiers.reader import Read, Reader
+from strata_tiers.session import NewFile, Progress, Session, no_progress, offsets, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Files are copied in pieces of this size.
+RUN_BYTES = 4 << 20
+
+
+@attrs.frozen
+class Problem:
+    """:ivar path: the file; :ivar why: what is wrong; :ivar done: what repairing did about it, empty without."""
+
+    path: Path
+    why: str
+    done: str = ""
+
+
+@attrs.define
+class Report:
+    """What a check found.
+
+    :ivar nbytes: charge of the whole folder, as it counts against a budget.
+    :ivar damaged: manifests and segments that are not what was written.
+    :ivar clutter: what a crash left: temporary files, segments that no manifest names.
+    :ivar unknown: files of versions that this program does not know.
+    """
+
+    conversations: int = 0
+    segments: int = 0
+    nbytes: int = 0
+    quarantined: int = 0
+    unknown: int = 0
+    damaged: list[Problem] = attrs.field(factory=list)
+    clutter: list[Problem] = attrs.field(factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is damaged; clutter does no harm."""
+        return not self.damaged
+
+
+def entries(folder: Path) -> list[Manifest]:
+    """All sound manifests, of any identity, the latest used first.
+
+    :raises LevelError: there is no such folder.
+    """
+    scan = Directory(folder, Files(), read_only=True).scan(None)
+    return sorted(scan.manifests, key=lambda found: found.entry.used, reverse=True)
+
+
+def check(folder: Path, *, repair: bool = False, payloads: bool = True, progress: Progress = no_progress) -> Report:
+    """Verify everything in a folder.
+
+    :param repair: put what is damaged into quarantine, cut conversations to what is sound, delete clutter.
+    :param payloads: read and verify all pages too, not only headers.
+    :raises LevelError: there is no such folder; or a server uses it, and it shall be repaired.
+    """
+    files = Files()
+    directory = Directory(folder, files, read_only=not repair)
+    try:
+        scan = directory.scan(None)
+        check = _Check(directory, files, scan, payloads, progress)
+        check.run()
+        if repair:
+            check.repair()
+        return check.report
+    finally:
+        directory.close()
+
+
+def find(folder: Path, entry_id: str) -> Manifest:
+    """:raises NotFound: no sound entry of this id is in the folder."""
+    directory = Directory(folder, Files(), read_only=True)
+    path = directory.conversations / manifest_name(entry_id)
+    try:
+        return directory.read_manifest(path, entry_id)
+    except (BadFile, OSError) as error:
+        raise NotFound(f"conversation {entry_id!r} is not in {folder}: {error}") from error
+
+
+def export_entry(folder: Path, entry_id: str, target: Path, *, progress: Progress = no_progress) -> int:
+    """Write an entry to a session file, every page verified on the way. Returns the file's size.
+
+    :raises NotFound: there is no such entry. :raises LevelError: it is damaged, or the file cannot be written.
+    """
+    files, found = Files(), find(folder, entry_id)
+    directory = Directory(folder, files, read_only=True)
+    data = manifest.encode(found.entry, found.parts, found.pieces, found.page_tokens)
+    sizes = [len(data), *(piece.size for piece in found.pieces)]
+    places, total = offsets(sizes)
+    try:
+        with NewFile(files, target, total) as fd:
+            for piece, place in zip(found.pieces, places[1:], strict=True):
+                _verify(files, directory.segments / piece.name, piece, found, payloads=True)
+                _copy(files, directory.segments / piece.name, piece.size, fd, place)
+                progress(place + piece.size, total)
+            files.write(fd, [data], places[0])
+            files.write(fd, [table(sizes)], 0)
+    except (BadFile, OSError) as error:
+        raise LevelError(f"conversation {entry_id!r} could not be exported: {error}") from error
+    return total
+
+
+def import_entry(folder: Path, source: Path, *, progress: Progress = no_progress) -> str:
+    """Put the conversation of a session file into a folder, every page verified. Returns its id; an entry of the same
+    id is replaced, segments that are there are used. The level's budget is applied when a server opens the folder.
+
+    :raises LevelError: the file is damaged, a server uses the folder, or it cannot be written.
+    """
+    files = Files()
+    directory = Directory(folder, files)
+    try:
+        with Session(source, files) as session:
+            found = session.manifest
+            for number, piece in enumerate(found.pieces):
+                _import_segment(files, directory, session, number, piece)
+                progress(session.rows[number + 1][0], session.size)
+            data = manifest.encode(found.entry, found.parts, found.pieces, found.page_tokens)
+            with NewFile(files, directory.conversations / manifest_name(found.entry.id), len(data)) as fd:
+                files.write(fd, [data], 0)
+            return found.entry.id
+    except (BadFile, OSError) as error:
+        raise LevelError(f"{source.name} could not be imported: {error}") from error
+    finally:
+        directory.close()
+
+
+def remove_entry(folder: Path, entry_id: str) -> int:
+    """Delete an entry, and the segments that only it names. Returns the bytes that were freed.
+
+    :raises NotFound: there is no such entry. :raises LevelError: a server uses the folder.
+    """
+    find(folder, entry_id)
+    with _held(folder) as (files, directory):
+        return _delete(files, directory, [directory.conversations / manifest_name(entry_id)])
+
+
+def prune_foreign(folder: Path, keep: Iterable[bytes], *, progress: Progress = no_progress) -> int:
+    """Delete entries of other identities. Returns how many there were.
+
+    :param keep: identity digests, tenants' included, whose entries stay.
+    :raises LevelError: a server uses the folder.
+    """
+    kept = set(keep)
+    with _held(folder) as (files, directory):
+        scan = directory.scan(None)
+        sound = [*scan.manifests, *(found for found, _ in scan.cut)]
+        going = [found.entry.id for found in sound if found.entry.identity not in kept]
+        progress(0, len(going))
+        _delete(files, directory, [directory.conversations / manifest_name(entry_id) for entry_id in going])
+        progress(len(going), len(going))
+        return len(going)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[tuple[Files, Directory]]:
+    if not folder.is_dir():
+        raise LevelError(f"{folder} is no folder")
+    files = Files()
+    directory = Directory(folder, files)
+    try:
+        yield files, directory
+    finally:
+        directory.close()
+
+
+def _delete(files: Files, directory: Directory, manifests: list[Path]) -> int:
+    """Delete manifests, then the segments that became orphans by it. Returns the charge of all."""
+    before = directory.scan(None)
+    for path in manifests:
+        files.unlink(path)
+    files.sync_folder(directory.conversations)
+    for path in directory.scan(None).orphans.keys() - before.orphans.keys():
+        files.unlink(path)
+    return before.nbytes - directory.charge()
+
+
+class _Check:
+    """One pass over a folder."""
+
+    def __init__(self, directory: Directory, files: Files, scan: Scan, payloads: bool, progress: Progress):
+        self.report = Report(nbytes=scan.nbytes, quarantined=len(scan.quarantined))
+        self._directory = directory
+        self._files = files
+        self._scan = scan
+        self._payloads = payloads
+        self._progress = progress
+        self._bad: dict[str, int] = {}  # name of a damaged segment -> number in report.damaged
+        self._verified: set[str] = set()
+
+    def run(self) -> None:
+        report, scan = self.report, self._scan
+        report.conversations = len(scan.manifests) + len(scan.cut)
+        report.unknown = len(scan.foreign)
+        report.damaged += [Problem(path, why) for path, why in scan.stale.items()]
+        report.clutter += [Problem(path, "a temporary file") for path in scan.leftovers]
+        report.clutter += [Problem(path, "no manifest names it") for path in scan.unclaimed]
+        pairs = [(found, piece) for found in scan.manifests for piece in found.pieces]
+        pairs += [(found, piece) for found, count in scan.cut for piece in found.pieces[:count]]
+        done, total = 0, sum(piece.size for _, piece in pairs)
+        for found, piece in pairs:
+            if piece.name not in self._verified:
+                self._verified.add(piece.name)
+                self._look(found, piece)
+            done += piece.size
+            self._progress(done, total)
+        report.segments = len(self._verified)
+
+    def _look(self, found: Manifest, piece: Piece) -> None:
+        path = self._directory.segments / piece.name
+        try:
+            _verify(self._files, path, piece, found, payloads=self._payloads)
+        except UnknownVersion:
+            self.report.unknown += 1
+        except (BadFile, OSError) as error:
+            self._bad[piece.name] = len(self.report.damaged)
+            self.report.damaged.append(Problem(path, str(error)))
+
+    def repair(self) -> None:
+        """Act on what was found: manifests first, so that none names what has gone."""
+        report, directory, files = self.report, self._directory, self._files
+        limits = {id(found): len(found.pieces) for found in self._scan.manifests}
+        limits |= {id(found): count for found, count in self._scan.cut}
+        for entry in (*self._scan.manifests, *(found for found, _ in self._scan.cut)):
+            names = [piece.name for piece in entry.pieces[: limits[id(entry)]]]
+            count = next((number for number, name in enumerate(names) if name in self._bad), len(names))
+            if count < len(entry.pieces):
+                self._cut(entry, count)
+        files.sync_folder(directory.conversations)
+        for number, problem in enumerate(report.damaged):
+            if problem.path.parent == directory.segments or problem.path in self._scan.unusable:
+                with _reported(report, number, problem, "in quarantine"):
+                    files.rename(problem.path, directory.quarantined(problem.path))
+        for path in directory.scan(None).unclaimed.keys() | self._scan.leftovers.keys():
+            files.unlink(path)
+        report.clutter = [attrs.evolve(problem, done="deleted") for problem in report.clutter]
+        report.nbytes = directory.charge()
+        report.quarantined = len(directory.scan(None).quarantined)
+
+    def _cut(self, found: Manifest, count: int) -> None:
+        """Write a manifest again that names only its first segments, or none at all."""
+        path = self._directory.conversations / manifest_name(found.entry.id)
+        done = "the conversation is gone"
+        if count:
+            pieces = found.pieces[:count]
+            entry = shortened(found.entry, pieces, found.page_tokens)
+            data = manifest.encode(entry, found.parts, pieces, found.page_tokens)
+            with NewFile(self._files, path, len(data)) as fd:
+                self._files.write(fd, [data], 0)
+            done = f"the conversation ends after {len(entry.tokens)} tokens"
+        else:
+            self._files.rename(path, self._directory.quarantined(path))
+            self.report.conversations -= 1
+        for number, problem in enumerate(self.report.damaged):
+            if problem.path == path:
+                self.report.damaged[number] = attrs.evolve(problem, done=done)
+
+
+@contextmanager
+def _reported(report: Report, number: int, problem: Problem, done: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        done = f"could not be repaired: {error.strerror or error}"
+    report.damaged[number] = attrs.evolve(problem, done=done)
+
+
+def _verify(files: Files, path: Path, piece: Piece, found: Manifest, *, payloads: bool) -> None:
+    """:raises BadFile: the segment is not what was written. :raises OSError: it cannot be read."""
+    fd = files.open(path)
+    try:
+        header = segment.read(files, fd)
+        entry = found.entry
+        segment.expect(header, piece, entry.identity, entry.tokens[piece.start : piece.stop], None)
+        if payloads:
+            _verify_pages(files, fd, 0, header)
+    finally:
+        files.close(fd)
+
+
+def _verify_pages(files: Files, fd: int, base: int, header: segment.Header) -> None:
+    shape, pools = header.shape, len(header.shape.page_bytes)
+    buffers = tuple(np.empty(nbytes, np.uint8) for nbytes in shape.page_bytes)
+    reader = Reader(files, 1)
+    for block in range(shape.blocks(header.count)):
+        offset = base + header.data + block * shape.block_bytes
+        bad = reader.fill([Read(fd, offset, buffers, header.digests[block * pools : (block + 1) * pools])])
+        if bad is not None:
+            raise BadFile(f"block {block}: {bad[1]}")
+
+
+def _copy(files: Files, path: Path, size: int, fd: int, base: int) -> None:
+    source = files.open(path)
+    try:
+        for offset in range(0, size, RUN_BYTES):
+            run = bytearray(min(RUN_BYTES, size - offset))
+            files.read(source, [run], offset)
+            files.write(fd, [run], base + offset)
+    finally:
+        files.close(source)
+
+
+def _import_segment(files: Files, directory: Directory, session: Session, number: int, piece: Piece) -> None:
+    path = directory.segments / piece.name
+    if files.length_of(path) == piece.size:
+        return  # the same, as its name says what it holds; it is verified when it is read
+    header = session.verify(number)
+    with NewFile(files, path, piece.size) as fd:
+        for offset in range(0, piece.size, RUN_BYTES):
+            run = bytearray(min(RUN_BYTES, piece.size - offset))
+            session.read(number + 1, [memoryview(run)], offset)
+            files.write(fd, [run], offset)
+        _verify_pages(files, fd, 0, header)
