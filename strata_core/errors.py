@@ -186,6 +186,10 @@ class LevelError(StrataError, RuntimeError):
     code = "level_error"
 
 
+class CannotAdopt(LevelError):
+    """A level does not know how to take entries over from another one without the engine's memory."""
+
+
 class DamagedEntry(LevelError):
     """A stored conversation failed verification; what was damaged is never offered again.
 

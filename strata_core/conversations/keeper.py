@@ -83,6 +83,7 @@ class Keeper:
         self._warned: dict[str, float] = {}
         self.parking = Parking(self.ladder, options, copies, available, self._ask, self._on_left, emit, self.clock)
         self.restorer = Restorer(pools, options, available, self._ask, self.reclaim, self.clock, reader)
+        self.ladder.fetch = self.restorer.fetch
 
     @property
     def discards(self) -> int:
@@ -216,8 +217,10 @@ class Keeper:
         tokens = len(live.tokens)
         if tokens and live.keep and self.options.enabled:
             pages = live.table.hold(tokens)
-            self.parking.park(live.entry(reason), pages)
-            pages.release()
+            try:
+                self.parking.park(live.entry(reason), pages)
+            finally:
+                pages.release()
         live.release()
 
     def poll(self) -> None:

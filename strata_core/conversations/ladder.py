@@ -17,7 +17,7 @@ import attrs
 
 from strata_core.clock import Clock
 from strata_core.conversations.index import Query
-from strata_core.errors import LevelError
+from strata_core.errors import CannotAdopt, LevelError
 from strata_core.pool.table import HeldPages
 from strata_core.store.base import Entry, Level, Outcome, Usage
 
@@ -97,6 +97,9 @@ class Ladder:
     def below(self) -> list[Level]:
         """The levels below RAM, best first."""
         return [level for level in self.levels if level.rank > 0]
+
+    #: Brings an entry's pages into memory at once, held for the caller; raises LevelError or OutOfMemory.
+    fetch: Callable[[Found], HeldPages] | None = None
 
     def guard(self, entry: Entry) -> None:
         """Keep an entry from leaving, from the lookup that chose it until :meth:`unguard`."""
@@ -323,7 +326,7 @@ class Ladder:
         good. False when it stays: only the last level deletes."""
         level = self.levels[number]
         lower = self.levels[number + 1 :]
-        has = next((below for below in lower if below.holds(entry.id)), None)
+        has = next((below for below in lower if self._holds(below, entry)), None)
         if has is not None:
             level.remove(entry)
             self._moved(entry, level, has, reason)
@@ -345,17 +348,41 @@ class Ladder:
         self._left(entry, level.name, reason, None)
         return True
 
+    def _holds(self, level: Level, entry: Entry) -> bool:
+        with self._tolerating(level):
+            return level.holds(entry.id)
+        return False
+
     def _begin_move(self, number: int, entry: Entry, reason: str) -> bool:
         source = self.levels[number]
         for place in range(number + 1, len(self.levels)):
             target = self.levels[place]
             with self._tolerating(target):
-                if self._make_room(place, entry):
+                if not self._make_room(place, entry):
+                    continue
+                try:
                     target.adopt(entry, source)
-                    source.set_leaving(entry, True)
-                    self._moving[entry.id] = (source, reason)
-                    return True
+                except CannotAdopt:
+                    return self._carry(number, entry, reason)
+                source.set_leaving(entry, True)
+                self._moving[entry.id] = (source, reason)
+                return True
         return False
+
+    def _carry(self, number: int, entry: Entry, reason: str) -> bool:
+        """Move an entry down through fresh pages, for levels that share no other way."""
+        source = self.levels[number]
+        if self.fetch is None:
+            return False
+        pages = self.fetch(Found(source, entry, len(entry.tokens)))
+        try:
+            below = self.put(entry, pages, number + 1)
+        finally:
+            pages.release()
+        if below is not None:
+            source.remove(entry)
+            self._moved(entry, source, below, reason)
+        return below is not None
 
     def _moved(self, entry: Entry, source: Level, target: Level, reason: str) -> None:
         self.counts["demotions"] += 1

@@ -170,6 +170,16 @@ class Restorer:
             _read_here(restore, restore.reading)
         return restore
 
+    def fetch(self, found: Stored) -> HeldPages:
+        """All pages of an entry, brought into memory here and now, held for the caller.
+
+        :raises LevelError: they cannot be read. :raises OutOfMemory: the pools have no room.
+        """
+        restore = self.begin(found, len(found.entry.tokens))
+        while not restore.done():
+            restore.wait(0.01)
+        return self.finish(restore)
+
     def finish(self, restore: Restore) -> HeldPages:
         """The pages of a restore that is done, held for the caller.
 

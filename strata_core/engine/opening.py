@@ -20,7 +20,7 @@ from strata_core.engine.engine import Engine, Parts
 from strata_core.engine.plan import MemoryPlan, plan_memory
 from strata_core.engine.trace import TraceRecorder
 from strata_core.engine.trace_header import trace_header
-from strata_core.errors import SettingsError
+from strata_core.errors import SettingsError, StrataError
 from strata_core.events import EventDispatcher
 from strata_core.memory.base import Arena
 from strata_core.models.base import Model, ModelOptions
@@ -215,8 +215,25 @@ def _identity(source: WeightSource, model: Model, tokenizer: Tokenizer, kv_type:
 
 
 def _levels(plugins: Plugins, context: LevelContext) -> list[Level]:
-    made = (factory.create(context) for factory in plugins.levels().values())
-    return [level for level in made if level is not None]
+    """Make the configured levels.
+
+    :raises StrataError: one was asked for and cannot be had (its directory is in use, say). A plugin that breaks down
+        instead of saying so is left out.
+    """
+    levels = []
+    for name, factory in plugins.levels().items():
+        try:
+            level = factory.create(context)
+        except StrataError:
+            for made in levels:
+                made.close()
+            raise
+        except Exception:
+            log.exception("level %s could not be made and is left out", name)
+            continue
+        if level is not None:
+            levels.append(level)
+    return levels
 
 
 def _keeper_options(settings: Settings, levels: Sequence[Level], plan: MemoryPlan) -> KeeperOptions:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 import numpy as np
 
-from strata_core.errors import LevelError
+from strata_core.errors import CannotAdopt, LevelError
 
 if TYPE_CHECKING:
     from strata_core.conversations.identity import Identity
@@ -194,9 +194,10 @@ class Level(ABC):
         """Begin to take an entry over from the level above, without passing through the engine's pools. It keeps its
         age. The outcome comes from ``poll``; until then both levels have it, and only then is the source's removed.
 
-        :raises LevelError: the two levels do not know how (the default), or this one refuses; nothing has begun.
+        :raises CannotAdopt: the two levels do not know how (the default): the coordinator then carries the entry over
+            through fresh pages. :raises LevelError: this one refuses. Nothing has begun.
         """
-        raise LevelError(f"level {self.name} cannot take entries over from level {source.name}")
+        raise CannotAdopt(f"level {self.name} cannot take entries over from level {source.name}")
 
     def set_leaving(self, entry: Entry, leaving: bool) -> None:
         """An entry is on its way to another level (or stays after all): it is still offered and read, but its room is

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from strata_core.conversations.index import PrefixIndex, Query
-from strata_core.errors import DamagedEntry, LevelError
+from strata_core.errors import CannotAdopt, DamagedEntry, LevelError
 from strata_core.hookspecs import hookimpl
 from strata_core.pool.sink import PageSink
 from strata_core.pool.table import HeldPages
@@ -21,13 +21,14 @@ from strata_core.store.base import Entry, Level, LevelContext, LevelFactory, Out
 
 @attrs.define
 class Behaviour:
-    """How a level behaves. ``delay``: polls until a write is complete. ``reject``: takes nothing when full."""
+    """How a level behaves. ``delay``: polls until a write is complete."""
 
     max_bytes: int = 1 << 30
     delay: int = 0
     load_s: float = 0.0
     fail_writes: bool = False
     refuse: bool = False
+    adopts: bool = True
     damaged: set[str] = attrs.field(factory=set)
 
 
@@ -78,6 +79,8 @@ class SlowDisk(Level):
         return None
 
     def adopt(self, entry: Entry, source: Level) -> None:
+        if not self.behaviour.adopts:
+            raise CannotAdopt("told not to know how")
         if self.behaviour.refuse:
             raise LevelError("told to refuse")
         self._add(_Stored(entry, source=source, countdown=self.behaviour.delay))

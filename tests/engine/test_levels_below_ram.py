@@ -319,3 +319,19 @@ def test_a_history_that_its_client_rewrote_is_compacted(driver: Make, cold: Beha
     engine.step()
     assert engine.core.keeper.parking.counts["compacted"] >= 1
     assert not any(len(e.tokens) > 120 for e in engine.ram.entries())
+
+
+def test_levels_that_share_no_way_hand_entries_down_through_memory(driver: Make, disks: dict[str, Behaviour]) -> None:
+    disks["warm"] = Behaviour(max_bytes=16 * PAGE)
+    disks["cold"] = Behaviour(adopts=False)
+    engine = driver(parallel=1, conversation_cache_disk_only=True, system_prompt_cache=False)
+    prompts = [ids(c, count=60) for c in range(4)]
+    for prompt in prompts:
+        engine.ask(prompt, max_tokens=1)
+        for _ in range(3):
+            engine.step()
+    assert places(engine) == {"warm": [60, 60], "cold": [60]}
+    assert engine.core.keeper.ladder.counts["demotions"] == 1
+    reply = engine.ask(join(prompts[0], (9,)))
+    assert (reply.started.cached_tokens, reply.started.source) == (60, "cold")
+    assert reply.tokens == driver(conversation_cache=False).ask(join(prompts[0], (9,))).tokens
