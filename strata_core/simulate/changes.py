@@ -45,8 +45,8 @@ FIELDS = (
     Field("generate_rate", _RATE, "TOK/S", "How fast each slot generates."),
     Field("restore_rate", click.STRING, "LEVEL=MB/S,...", "How fast levels are read."),
     Field("write_rate", click.STRING, "LEVEL=MB/S,...", "How fast levels are written."),
-    Field("arrivals", click.Choice(["think", "recorded"]), "think|recorded",
-          "Whether a turn comes as long after the reply before it as it did, or at the recorded time."),
+    Field("arrivals", click.Choice(["think", "order", "recorded"]), "think|order|recorded",
+          "Turns come as long after the reply before them as they did; or after all that had ended; or at their time."),
 )  # fmt: skip
 
 _BY_FLAG = {field.flag: field for field in FIELDS}

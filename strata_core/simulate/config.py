@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
@@ -41,8 +41,7 @@ class SimConfig:
     :ivar ram_bytes: most that parked conversations hold in RAM, 0 for no RAM level.
     :ivar disks: levels below RAM, best first.
     :ivar read_rate: prompt tokens per second; :ivar generate_rate: of each slot.
-    :ivar think: whether a request comes as long after the reply it goes on from as it did when it was recorded, rather
-        than at the recorded time.
+    :ivar arrivals: ``think``, ``order`` or ``recorded``, see :class:`~strata_core.simulate.arrivals.Arrivals`.
     """
 
     label: str
@@ -58,7 +57,7 @@ class SimConfig:
     agenda: BatchAgenda
     read_rate: float
     generate_rate: float
-    think: bool = True
+    arrivals: str = "think"
 
     @property
     def slot_pages(self) -> int:
@@ -125,7 +124,7 @@ class Changes:
     generate_rate: float | None = None
     restore_rate: Mapping[str, float] = attrs.field(factory=dict)
     write_rate: Mapping[str, float] = attrs.field(factory=dict)
-    arrivals: Literal["think", "recorded"] | None = None
+    arrivals: str | None = None
 
     def apply(self, base: SimConfig) -> SimConfig:
         """The changed configuration.
@@ -144,7 +143,7 @@ class Changes:
             disks=disks,
             read_rate=_or(self.read_rate, base.read_rate),
             generate_rate=_or(self.generate_rate, base.generate_rate),
-            think=base.think if self.arrivals is None else self.arrivals == "think",
+            arrivals=_or(self.arrivals, base.arrivals),
         )
         return attrs.evolve(config, options=self._options(config))
 

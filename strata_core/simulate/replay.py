@@ -7,7 +7,7 @@ engine's agenda shares out, at the configured rate; every slot generates at its 
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -23,6 +23,7 @@ from strata_core.engine.core import LEAST_MEASURED_ROWS
 from strata_core.engine.requests import Request, RequestHandle
 from strata_core.engine.slots import Slot
 from strata_core.errors import OutOfMemory
+from strata_core.simulate.arrivals import Arrivals
 from strata_core.simulate.clock import SimClock
 from strata_core.simulate.config import SimConfig
 from strata_core.simulate.outcome import Outcome
@@ -96,16 +97,10 @@ class Replay:
         self._waiting: deque[_Run] = deque()
         self._stepping = False
         self._polling = False
-        self._followers: dict[str, list[Item]] = defaultdict(list)
 
     def run(self, until: float = float("inf")) -> Outcome:
         """Replay until the second ``until``, or until everything has ended."""
-        known = {item.id for item in self._trace.items}
-        for item in self._trace.items:
-            if self._config.think and item.follows in known:
-                self._followers[item.follows or ""].append(item)
-            else:
-                self._arrive(item, item.arrived)
+        self._arrivals = Arrivals(self._trace.items, self._config.arrivals, self._arrive)
         while self._clock.step(until):
             self._settle()
         self._finish(until)
@@ -281,8 +276,7 @@ class Replay:
         slot.vacate(self._keeper)
         self.outcome.requests += 1
         self._progress(self.outcome.requests / len(self._trace.items))
-        for item in self._followers.pop(run.item.id, ()):
-            self._arrive(item, self._clock.now + max(0.0, item.arrived - run.item.ended))
+        self._arrivals.ended(run.item, self._clock.now)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
