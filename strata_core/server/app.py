@@ -19,6 +19,7 @@ from strata_core.server import (
     openai_completions,
     props,
     security,
+    sessions,
     tokens,
 )
 from strata_core.server.holder import EngineHolder
@@ -35,6 +36,7 @@ BLUEPRINTS = (
     tokens.blueprint,
     props.blueprint,
     control.blueprint,
+    sessions.blueprint,
     extensions.blueprint,
 )
 

@@ -12,7 +12,13 @@ from strata_core.errors import Overloaded, StrataError, Unauthorized
 
 log = logging.getLogger("strata.server")
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 499: "cancelled"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    499: "cancelled",
+    501: "not_supported_error",
+}
 _INTERNAL = "an internal error occurred; the server's log has the details"
 
 

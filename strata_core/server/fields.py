@@ -64,6 +64,7 @@ REQUEST_FIELDS = {
     "/v1/completions": COMPLETIONS,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
+    "/v1/conversations/import": (),  # the body is a file
 }
 """Every field that is read, by route."""
 

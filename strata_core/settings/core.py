@@ -181,6 +181,20 @@ class Settings:
         0, section=CACHE, minimum=0, help="Reuse only a common prefix of at least this many tokens."
     )
 
+    session_save_path: Path | None = setting(
+        None,
+        kind=Kind.PATH,
+        section=CACHE,
+        help="Folder of the session files that clients save and restore (`POST /slots/{id}`); without it they cannot.",
+    )
+    session_min_free_mib: int = setting(
+        4096,
+        kind=Kind.SIZE,
+        minimum=0,
+        section=CACHE,
+        help="Free disk space that saving a session must leave.",
+    )
+
     parallel: int = setting(
         4, section=SERVING, minimum=1, maximum=64, help="Slots: requests that are computed at the same time."
     )

@@ -11,7 +11,7 @@ import stat
 import unicodedata
 from pathlib import Path
 
-from strata_core.errors import InvalidRequest
+from strata_core.errors import InvalidRequest, StorageError
 
 #: Longest name in bytes of UTF-8; the least bound of common file systems is 255.
 MAX_BYTES = 200
@@ -43,6 +43,19 @@ def refusal(name: str) -> str | None:
     if name.split(".")[0].rstrip().casefold() in _DEVICES:
         return "must not be that of a device"  # Windows opens the device whatever follows the dot
     return None
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder that only its owner may read, with its parents, where it is missing.
+
+    :raises StorageError: it cannot be made, or is a symbolic link or no folder.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"folder {path} cannot be used: {error.strerror or error}") from error
+    if path.is_symlink():
+        raise StorageError(f"folder {path} is a symbolic link")
 
 
 def resolve(folder: Path, name: str, param: str) -> Path:
