@@ -220,7 +220,7 @@ def _levels(plugins: Plugins, context: LevelContext) -> list[Level]:
     :raises StrataError: one was asked for and cannot be had (its directory is in use, say). A plugin that breaks down
         instead of saying so is left out.
     """
-    levels = []
+    levels: list[Level] = []
     for name, factory in plugins.levels().items():
         try:
             level = factory.create(context)
