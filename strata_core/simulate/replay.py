@@ -84,7 +84,7 @@ class Replay:
             copies=False,
             max_context=config.max_context,
             spell=lambda token: None,  # texts are not in a trace
-            available=lambda: (UNLIMITED if config.host_bytes is None else config.host_bytes) - self._pool.nbytes,
+            available=self._available,
             admit=decide,
             emit=lambda event: None,
             clock=self._clock,
@@ -105,6 +105,10 @@ class Replay:
             self._settle()
         self._finish(until)
         return self.outcome
+
+    def _available(self) -> int:
+        host = self._config.host_bytes
+        return (UNLIMITED if host is None else host) - self._pool.used * self._config.page_bytes
 
     def _ram(self) -> list[Level]:
         config = self._config

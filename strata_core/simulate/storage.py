@@ -15,7 +15,7 @@ from strata_core.compute.reference.pages import Completed
 from strata_core.conversations.index import PrefixIndex, Query
 from strata_core.errors import LevelError
 from strata_core.pool.layout import PageLayout
-from strata_core.pool.pool import PagePool, chunk_pages_for
+from strata_core.pool.pool import PagePool
 from strata_core.pool.sink import PageSink
 from strata_core.pool.table import HeldPages
 from strata_core.simulate.clock import SimClock
@@ -31,9 +31,9 @@ _NOTHING = np.empty(0, np.uint8)
 class VirtualPageStore(PageStore):
     """Pages that have a size and no content."""
 
-    def __init__(self, layout: PageLayout):
+    def __init__(self, layout: PageLayout, chunk_pages: int):
         self.layout = layout
-        self.chunk_pages = chunk_pages_for(layout)
+        self.chunk_pages = chunk_pages
 
     def add_chunk(self, chunk: int) -> None:
         pass
@@ -58,8 +58,9 @@ class VirtualPageStore(PageStore):
 
 
 def virtual_pool(page_tokens: int, page_bytes: int, max_pages: int) -> PagePool:
-    """A pool of pages that weigh ``page_bytes``."""
-    return PagePool(VirtualPageStore(PageLayout("full", "f16", page_tokens, (), page_bytes)), max_pages)
+    """A pool of pages that weigh ``page_bytes``, in one chunk: there is no memory to give back."""
+    layout = PageLayout("full", "f16", page_tokens, (), page_bytes)
+    return PagePool(VirtualPageStore(layout, max_pages), max_pages)
 
 
 @attrs.define(eq=False)
@@ -125,7 +126,6 @@ class DiskLevel(Level):
 
     def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
         for block in range(sink.blocks):
-            sink.buffers(block)
             sink.filled(block)
 
     def remove(self, entry: Entry) -> None:
