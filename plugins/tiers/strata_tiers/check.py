@@ -21,6 +21,7 @@ from strata_tiers.files import Files
 from strata_tiers.layout import BadFile, Piece, UnknownVersion, manifest_name
 from strata_tiers.manifest import Manifest
 from strata_tiers.reader import Read, Reader
+from strata_tiers.scanning import shortened
 from strata_tiers.session import NewFile, Progress, Session, no_progress, offsets, table
 
 if TYPE_CHECKING:

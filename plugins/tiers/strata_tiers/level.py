@@ -268,6 +268,8 @@ class DiskLevel(Level):
             raise LevelError(f"{entry.id!r} cannot be part of a file's name")
         if entry.id in self._holdings.kept:
             raise LevelError(f"level {self.name} holds the entry already")
+        if entry.id in self.place.taken:
+            raise LevelError(f"the folder of level {self.name} has another's conversation of this id")
         pieces = self._holdings.plan(entry)
         cost = self._holdings.cost(entry, pieces)
         if self._holdings.nbytes + cost > self._options.max_bytes:

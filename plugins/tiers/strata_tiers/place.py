@@ -20,6 +20,7 @@ class Place:
     :ivar lock: guards ``holdings`` and the fields here; never held during a call to the system that may take long.
     :ivar physical: charge of the files that are on the disk now.
     :ivar drops: jobs that will delete files.
+    :ivar taken: ids of manifests in the folder that are no entries of this level; they must not be overwritten.
     :ivar garbage: files that no entry needs and that may go when room is needed, with their charge.
     """
 
@@ -32,6 +33,7 @@ class Place:
     physical: int = 0
     drops: int = 0
     garbage: dict[Path, int] = attrs.field(factory=dict)
+    taken: set[str] = attrs.field(factory=set)
 
     @property
     def shape(self) -> Shape:

@@ -11,7 +11,7 @@ import attrs
 from strata_core.conversations.identity import Identity
 from strata_core.store.base import Entry
 from strata_tiers.directory import Scan
-from strata_tiers.layout import FOLDER_BYTES, Piece, Shape
+from strata_tiers.layout import FOLDER_BYTES, Piece, Shape, manifest_id
 from strata_tiers.manifest import Manifest
 from strata_tiers.place import Place
 
@@ -41,13 +41,17 @@ def take_over(place: Place, identity: Identity) -> Ready:
     for manifest, count in usable:
         if not _fits(manifest, place.shape):
             misfits += 1
+            place.taken.add(manifest.entry.id)
             continue
         pieces = manifest.pieces[:count]
-        entry = manifest.entry if count == len(manifest.pieces) else shortened(manifest.entry, pieces, place.shape.page_tokens)
+        entry = manifest.entry
+        if count < len(manifest.pieces):
+            entry = shortened(entry, pieces, manifest.page_tokens)
         holdings.add(entry, pieces, manifest_bytes=manifest.size)
     holdings.others = scan.nbytes - FOLDER_BYTES - sum(
         [kept.charge for kept in holdings.kept.values()] + [part.charge for part in holdings.parts()]
     )
+    place.taken.update(manifest_id(foreign.path.name) or "" for foreign in scan.foreign)
     place.physical = scan.nbytes - FOLDER_BYTES
     # In the order in which they may go: what never was anybody's first.
     for found in (scan.leftovers, scan.unclaimed, scan.unusable, scan.quarantined):
