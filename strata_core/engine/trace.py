@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -105,7 +105,7 @@ class TraceWriter:
 
 class TraceRecorder:
     """Appends to a trace file until :meth:`close`. What cannot be written is counted and logged; no request waits for
-    it or fails because of it.
+    it or fails because of it. After a failed write, which may have left half a line, nothing more is written.
 
     :ivar dropped: requests that are not in the trace, because writing was too slow or failed.
     :raises SettingsError: the file cannot be opened for appending.
@@ -117,7 +117,9 @@ class TraceRecorder:
         self.dropped = 0
         self._queue: queue.Queue[TracedRequest | None] = queue.Queue(CAPACITY)
         try:
-            self._file: IO[str] = path.open("a", encoding="ascii")
+            # Unbuffered: a line is in the file when it was written, and closing has nothing left that could fail.
+            self._file = path.open("ab", buffering=0)
+            self._whole = self._ends_a_line()
         except OSError as error:
             raise SettingsError(f"record_trace {path}: {error.strerror or error}", param="record_trace") from error
         self._thread = threading.Thread(target=self._run, name="strata-trace", daemon=True)
@@ -137,16 +139,30 @@ class TraceRecorder:
         self._file.close()
 
     def _run(self) -> None:
-        self._write(self._writer.header())
+        # What an earlier run left half written is ended, so that this one begins on a line of its own.
+        failure = self._write(("" if self._whole else "\n") + self._writer.header())
         while (request := self._queue.get()) is not None:
-            self._write(self._writer.line(request))
+            failure = failure or self._write(self._writer.line(request))
+            if failure:
+                self._drop(failure)
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: str) -> str:
+        """Write a line. What went wrong, empty if nothing did."""
+        rest = memoryview(line.encode("ascii") + b"\n")
         try:
-            self._file.write(line + "\n")
-            self._file.flush()
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self._drop(error.strerror or str(error))
+            return error.strerror or str(error)
+        return ""
+
+    def _ends_a_line(self) -> bool:
+        size = self._path.stat().st_size
+        if not size or not self._path.is_file():
+            return True
+        with self._path.open("rb") as file:
+            file.seek(size - 1)
+            return file.read(1) == b"\n"
 
     def _drop(self, why: str) -> None:
         self.dropped += 1

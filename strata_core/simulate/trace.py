@@ -97,25 +97,30 @@ class Trace:
 def read_trace(lines: Iterable[str], run: int | None = None) -> Trace:
     """The last run in a trace file, or run number ``run``, counted from 1.
 
-    A last line that was cut off (the recording process died) is left out.
+    A last line of a run that was cut off (the recording process died, the disk was full) is left out.
 
     :raises TraceError: a line is no part of a trace, or there is no such run.
     """
     runs: list[list[tuple[int, dict[str, Any]]]] = []
+    broken = 0
     for number, text in enumerate(lines, 1):
         try:
             line = json.loads(text)
         except ValueError:
-            if not text.endswith("\n"):
-                break
-            raise TraceError(f"line {number} is not JSON") from None
+            line = None
         if isinstance(line, dict) and "strata_trace" in line:
             if line["strata_trace"] != VERSION:
                 raise TraceError(f"line {number}: trace version {line['strata_trace']!r} is not known, {VERSION} is")
             runs.append([])
+            broken = 0
         elif not runs:
             raise TraceError(f"line {number}: a trace begins with a line that has 'strata_trace'")
-        runs[-1].append((number, line))
+        elif broken:
+            raise TraceError(f"line {broken} is not JSON")
+        if line is None:
+            broken = number
+        else:
+            runs[-1].append((number, line))
     if not runs or not 1 <= (run or 1) <= len(runs):
         raise TraceError(f"there is no run {run or 1}: the trace has {len(runs)}")
     (_, header), *rest = runs[(run or len(runs)) - 1]
@@ -159,10 +164,12 @@ class _Builder:
 
     def _sequence(self, line: Mapping[str, Any]) -> tuple[bytes, np.ndarray]:
         size = self._size
-        names, parent = base64.b64decode(line["names"]), base64.b64decode(line["parent"])
+        names, parent, prints = (base64.b64decode(line[key], validate=True) for key in ("names", "parent", "prints"))
+        if len(names) != len(prints) // size * NAME_BYTES or len(prints) + line["known"] < line["computed"]:
+            raise ValueError("its names and prints are not as many as its tokens")
         if parent and parent not in self._pages:
             raise ValueError("its parent page was not written before")
-        ids = np.frombuffer(base64.b64decode(line["prints"]), np.uint8).astype(np.int32)
+        ids = np.frombuffer(prints, np.uint8).astype(np.int32)
         turns = np.array(line["turns"], np.intp) - line["known"]
         page, start = parent, 0
         for start in range(0, len(ids) - size + 1, size):
