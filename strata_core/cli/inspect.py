@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .app import application
+from strata_core.cli.app import application
 
 
 @click.command()
@@ -17,8 +17,8 @@ def inspect(context: click.Context, file: str) -> None:
     """
     from rich.console import Console
 
-    from ..weights.catalogue import resolve
-    from ..weights.inspect import describe, render
+    from strata_core.weights.catalogue import resolve
+    from strata_core.weights.inspect import describe, render
 
     families = application(context).plugins.families()
     architectures = {name for family in families.values() for name in family.architectures}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ..errors import NotFound
-from ..paths import models_dir
+from strata_core.errors import NotFound
+from strata_core.paths import models_dir
 
 
 @click.group()
@@ -16,7 +16,7 @@ def models() -> None:
 @models.command("list")
 def list_models() -> None:
     """List the models in the models folder."""
-    from ..weights.catalogue import DEFAULT, DEFAULT_FILE, installed
+    from strata_core.weights.catalogue import DEFAULT, DEFAULT_FILE, installed
 
     found = installed()
     if not found:
@@ -35,8 +35,8 @@ def pull(name: str, quiet: bool) -> None:
     Only "default" can be fetched. Other models are GGUF files that you put into the models folder yourself, or name
     with their path.
     """
-    from ..weights.catalogue import DEFAULT
-    from ..weights.pull import pull_default
+    from strata_core.weights.catalogue import DEFAULT
+    from strata_core.weights.pull import pull_default
 
     if name != DEFAULT:
         raise NotFound(

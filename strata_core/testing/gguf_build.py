@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..weights.quant import TYPES
+from strata_core.weights.quant import TYPES
 
 #: A float array (stored as its own dtype), or the bytes of a tensor with their type and row-major shape.
 TensorData: TypeAlias = NDArray[Any] | tuple[str, bytes, tuple[int, ...]]

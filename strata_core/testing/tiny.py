@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .gguf_build import TensorData, quantise, write_gguf
+from strata_core.testing.gguf_build import TensorData, quantise, write_gguf
 
 #: The ChatML template, with a generation prompt on demand.
 CHATML = (

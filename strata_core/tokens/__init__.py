@@ -1,12 +1,19 @@
 """Tokenizers, detokenizers, chat templates and the reading of replies."""
 
-from .detokenizer import StreamingDetokenizer
-from .events import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta, ToolCallEnd, ToolCallStart
-from .prompt import RenderedPrompt, render_tokens
-from .replies import ReplyParser, parser_for
-from .template import ChatTemplate
-from .tokenizer import Tokenizer
-from .turns import turn_opener_ids
+from strata_core.tokens.detokenizer import StreamingDetokenizer
+from strata_core.tokens.events import (
+    ContentDelta,
+    ReasoningDelta,
+    ReplyEvent,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from strata_core.tokens.prompt import RenderedPrompt, render_tokens
+from strata_core.tokens.replies import ReplyParser, parser_for
+from strata_core.tokens.template import ChatTemplate
+from strata_core.tokens.tokenizer import Tokenizer
+from strata_core.tokens.turns import turn_opener_ids
 
 __all__ = [
     "ChatTemplate",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer, models
 
-from .pretokenizers import pre_tokenizer
-from .vocabulary import TokenType, Vocabulary
+from strata_core.tokens.pretokenizers import pre_tokenizer
+from strata_core.tokens.vocabulary import TokenType, Vocabulary
 
 
 def _byte_letters() -> dict[int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Collection
 
-from .tokenizer import Tokenizer
+from strata_core.tokens.tokenizer import Tokenizer
 
 
 class StreamingDetokenizer:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import attrs
 from tokenizers import Regex, pre_tokenizers
 
-from ..errors import UnsupportedModel
-from .vocabulary import PREFIX
+from strata_core.errors import UnsupportedModel
+from strata_core.tokens.vocabulary import PREFIX
 
 
 @attrs.frozen

@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..errors import InvalidRequest, TemplateError
-from .standins import StandIns, characters
-from .template import NO_TEMPLATE, ChatTemplate, Message
-from .tokenizer import Tokenizer
+from strata_core.errors import InvalidRequest, TemplateError
+from strata_core.tokens.standins import StandIns, characters
+from strata_core.tokens.template import NO_TEMPLATE, ChatTemplate, Message
+from strata_core.tokens.tokenizer import Tokenizer
 
 
 @attrs.frozen(eq=False)

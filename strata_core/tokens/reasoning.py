@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .events import ContentDelta, ReasoningDelta, held_back
+from strata_core.tokens.events import ContentDelta, ReasoningDelta, held_back
 
 
 class ReasoningParser:

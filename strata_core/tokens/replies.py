@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from .events import ContentDelta, ReplyEvent
-from .reasoning import ReasoningParser
-from .tokenizer import Tokenizer
-from .tools import HERMES, LLAMA3, MISTRAL, ToolCallParser, ToolSyntax, new_call_id, new_short_call_id
+from strata_core.tokens.events import ContentDelta, ReplyEvent
+from strata_core.tokens.reasoning import ReasoningParser
+from strata_core.tokens.tokenizer import Tokenizer
+from strata_core.tokens.tools import HERMES, LLAMA3, MISTRAL, ToolCallParser, ToolSyntax, new_call_id, new_short_call_id
 
 _THINK = ("<think>", "</think>")
 _NINE_CHARACTERS = re.compile(r"length\s*!=\s*9\b")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tokenizers import AddedToken, Tokenizer, models
 
-from ..errors import InvalidRequest
+from strata_core.errors import InvalidRequest
 
 #: Stands for "text between tokens" in the matcher's own vocabulary; never compared with a text.
 _OUTSIDE = "\0outside"

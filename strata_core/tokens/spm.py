@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from ..errors import ModelFileError
-from .vocabulary import PREFIX, TokenType, Vocabulary
+from strata_core.errors import ModelFileError
+from strata_core.tokens.vocabulary import PREFIX, TokenType, Vocabulary
 
 _SPACE = "▁"
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .special import SpecialSplitter, check_unicode
+from strata_core.tokens.special import SpecialSplitter, check_unicode
 
 #: Supplementary private use planes: characters without case, width or whitespace that no text needs.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))

@@ -9,9 +9,9 @@ from typing import Any
 
 import jinja2
 
-from ..errors import InvalidRequest, ModelFileError, SettingsError, TemplateError
-from .sandbox import TemplateEnvironment, TemplateRefusal
-from .tokenizer import Tokenizer
+from strata_core.errors import InvalidRequest, ModelFileError, SettingsError, TemplateError
+from strata_core.tokens.sandbox import TemplateEnvironment, TemplateRefusal
+from strata_core.tokens.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
 NO_TEMPLATE = "no chat template; pass --chat-template-file"

@@ -9,12 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
-from ..errors import InvalidRequest
-from .bpe import ByteLevelBPE
-from .special import SpecialSplitter, check_unicode
-from .spm import SentencePieceBPE
-from .standins import ControlTexts
-from .vocabulary import END_OF_TURN, TokenType, Vocabulary
+from strata_core.errors import InvalidRequest
+from strata_core.tokens.bpe import ByteLevelBPE
+from strata_core.tokens.special import SpecialSplitter, check_unicode
+from strata_core.tokens.spm import SentencePieceBPE
+from strata_core.tokens.standins import ControlTexts
+from strata_core.tokens.vocabulary import END_OF_TURN, TokenType, Vocabulary
 
 _FINGERPRINT_VERSION = b"strata tokenizer 1"
 

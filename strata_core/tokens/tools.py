@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 import attrs
 
-from .events import ContentDelta, ReplyEvent, ToolCallDelta, ToolCallEnd, ToolCallStart, held_back
+from strata_core.tokens.events import ContentDelta, ReplyEvent, ToolCallDelta, ToolCallEnd, ToolCallStart, held_back
 
 # Models write line breaks into strings, which JSON wants escaped.
 _DECODER = json.JSONDecoder(strict=False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..errors import StrataError
-from .template import ChatTemplate
-from .tokenizer import Tokenizer
+from strata_core.errors import StrataError
+from strata_core.tokens.template import ChatTemplate
+from strata_core.tokens.tokenizer import Tokenizer
 
 #: Contents of the probe: words that no template contains.
 _WORDS = ("zqfirst", "zqsecond", "zqthird")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from ..errors import ModelFileError, UnsupportedModel
+from strata_core.errors import ModelFileError, UnsupportedModel
 
 PREFIX = "tokenizer.ggml."
 

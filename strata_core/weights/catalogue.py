@@ -6,9 +6,9 @@ from pathlib import Path
 
 import attrs
 
-from ..errors import NotFound
-from ..paths import models_dir
-from .shards import SHARD_NAME
+from strata_core.errors import NotFound
+from strata_core.paths import models_dir
+from strata_core.weights.shards import SHARD_NAME
 
 #: The name of the model that is served when none is named.
 DEFAULT = "default"

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from ..errors import ModelFileError, NotFound
-from .gguf_parse import Cursor, read_metadata, read_tensors
-from .source import Lookups
-from .tensor import StoredTensor
+from strata_core.errors import ModelFileError, NotFound
+from strata_core.weights.gguf_parse import Cursor, read_metadata, read_tensors
+from strata_core.weights.source import Lookups
+from strata_core.weights.tensor import StoredTensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

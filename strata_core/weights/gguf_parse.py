@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelFileError
-from .quant import BY_CODE
-from .quant.base import Bytes
-from .tensor import StoredTensor
+from strata_core.errors import ModelFileError
+from strata_core.weights.quant import BY_CODE
+from strata_core.weights.quant.base import Bytes
+from strata_core.weights.tensor import StoredTensor
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")

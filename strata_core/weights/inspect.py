@@ -11,9 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .quant import TYPES
-from .shards import open_model
-from .source import WeightSource
+from strata_core.weights.quant import TYPES
+from strata_core.weights.shards import open_model
+from strata_core.weights.source import WeightSource
 
 _TEMPLATE_LINES = 4
 _SPECIALS = ("bos", "eos", "eot", "eom", "unknown", "padding")

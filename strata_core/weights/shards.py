@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
-from ..errors import ModelFileError, NotFound
-from .gguf import GGUFFile
-from .source import Lookups, WeightSource
-from .tensor import StoredTensor
+from strata_core.errors import ModelFileError, NotFound
+from strata_core.weights.gguf import GGUFFile
+from strata_core.weights.source import Lookups, WeightSource
+from strata_core.weights.tensor import StoredTensor
 
 #: ``NAME-00001-of-00003.gguf``: how the tools of the field name the files of one model.
 SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")

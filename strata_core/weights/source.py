@@ -10,8 +10,8 @@ from typing import Protocol, TypeGuard, TypeVar, cast, overload
 import blake3
 import numpy as np
 
-from ..errors import ModelFileError
-from .tensor import StoredTensor
+from strata_core.errors import ModelFileError
+from strata_core.weights.tensor import StoredTensor
 
 K = TypeVar("K")
 Opened = TypeVar("Opened", bound="Lookups")

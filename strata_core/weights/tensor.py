@@ -6,8 +6,8 @@ import math
 
 import attrs
 
-from .quant import TYPES, dequantise
-from .quant.base import Bytes, Floats
+from strata_core.weights.quant import TYPES, dequantise
+from strata_core.weights.quant.base import Bytes, Floats
 
 
 @attrs.frozen

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_core.compute.base import AttentionSpec, Span
-
-from .kv import Floats, decode, encode
-from .pages import NumpyPageStore, Piece
+from strata_core.compute.reference.kv import Floats, decode, encode
+from strata_core.compute.reference.pages import NumpyPageStore, Piece
 
 #: Scores held at a time: about 2 MiB, what a core's second-level cache holds.
 _SCORES = 512 * 1024

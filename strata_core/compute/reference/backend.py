@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_core.compute.base import AttentionSpec, Backend, Batch, PageStore, Rotation
+from strata_core.compute.reference import attention
+from strata_core.compute.reference.kv import Floats
+from strata_core.compute.reference.pages import NumpyPageStore
+from strata_core.compute.reference.weights import Matrix
 from strata_core.errors import BackendError
 from strata_core.pool.layout import PageLayout
-
-from . import attention
-from .kv import Floats
-from .pages import NumpyPageStore
-from .weights import Matrix
 
 if TYPE_CHECKING:
     from strata_core.memory.arena import Arena

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Bytes, Floats, TensorType, halves, nibbles, write_scaled
+from strata_core.weights.quant.base import Bytes, Floats, TensorType, halves, nibbles, write_scaled
 
 #: E2M1 values, doubled to be integers.
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Bytes, Floats, TensorType, halves, nibbles, write_scaled
+from strata_core.weights.quant.base import Bytes, Floats, TensorType, halves, nibbles, write_scaled
 
 
 def _crumbs(packed: Bytes) -> Bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Bytes, Floats, TensorType
+from strata_core.weights.quant.base import Bytes, Floats, TensorType
 
 
 def _f32(blocks: Bytes, out: Floats) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Bytes, Floats, TensorType, halves, nibbles, write_scaled
+from strata_core.weights.quant.base import Bytes, Floats, TensorType, halves, nibbles, write_scaled
 
 
 def _five_bits(high: Bytes, low: Bytes) -> Bytes:

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ...errors import UnsupportedModel
-from . import codebook, kquants, plain, simple
-from .base import Bytes, Floats, TensorType
+from strata_core.errors import UnsupportedModel
+from strata_core.weights.quant import codebook, kquants, plain, simple
+from strata_core.weights.quant.base import Bytes, Floats, TensorType
 
 #: Known by size only, so that a file that holds them can be opened, inspected and refused by name.
 _NOT_DECODED = (
