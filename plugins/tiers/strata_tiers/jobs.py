@@ -227,8 +227,11 @@ class StoreJob(ManifestJob):
         return kept if kept is not None and kept.job is self else None
 
     def ready(self) -> bool:
-        """Whether it fits, or nothing will make it fit."""
-        return self.forced or self.cancelled or self.fits() or not self.place.relief()
+        """Whether it fits, or nothing will make it fit. A forced one waits for files that are being deleted only, not
+        for what the coordinator has yet to decide."""
+        if self.cancelled or self.fits():
+            return True
+        return not (self.place.drops if self.forced else self.place.relief())
 
     def fits(self) -> bool:
         place = self.place
@@ -268,7 +271,7 @@ class StoreJob(ManifestJob):
         place, piece = self.place, part.piece
         temporary = self.begin(place.segment_path(part), piece.size, part)
         assert temporary.fd is not None
-        for _ in segment.write(place.files, temporary.fd, 0, piece, entry, place.shape, self.source.block):
+        for _ in segment.write(place.files, temporary.fd, piece, entry, place.shape, self.source.block):
             if self.cancelled:
                 raise GivenUp
         with place.lock:
