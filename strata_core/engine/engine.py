@@ -42,6 +42,7 @@ POLL_S = 0.05
 class Parts:
     """What an engine is made of; :func:`strata_core.engine.opening.open_engine` puts it together.
 
+    :ivar aliases: names beside ``name`` under which clients may ask for it.
     :ivar facts: what a status page shows of it: backend, K/V type, page size, identity parts ...
     :ivar trace: records what requests were about, where that is asked for.
     :ivar close: frees backend, pools and model file after the thread has ended.

@@ -149,7 +149,7 @@ def _assemble(
         undo.actions.append(trace.close)
     parts = Parts(
         name=settings.alias[0] if settings.alias else _model_name(path),
-        aliases=settings.alias or (_model_name(path),),
+        aliases=settings.alias[1:],
         model=model,
         tokenizer=tokenizer,
         template=template,

@@ -72,6 +72,12 @@ def test_many_threads_each_get_their_own_reply(engine: Engine) -> None:
     assert stats.queued == stats.running == 0
 
 
+@pytest.mark.parametrize("names", [(), ("one",), ("one", "two", "three")])
+def test_a_model_has_each_of_its_names_once(tiny_model: Path, plugins: Plugins, names: tuple[str, ...]) -> None:
+    with Engine.open(options(tiny_model, alias=names), plugins) as engine:
+        assert (engine.name, *engine.aliases) == (names or (tiny_model.stem,))
+
+
 def test_the_end_of_a_request_is_counted_when_it_is_seen(engine: Engine) -> None:
     for count in range(1, 20):
         handle = engine.submit(request(count))
