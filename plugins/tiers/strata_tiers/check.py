@@ -1,4 +1,4 @@
-"""Looks after a level's folder without an engine: list, check, repair, export, import, remove, prune.
+"""Looks after a level's folder without an engine: list, check, repair, remove, prune.
 
 What changes the folder takes its lock, and fails with a LevelError while a server uses it. What only reads does not;
 files that a server deletes meanwhile can then be reported as missing.
@@ -20,15 +20,12 @@ from strata_tiers.directory import Directory, Scan
 from strata_tiers.files import Files
 from strata_tiers.layout import BadFile, Piece, UnknownVersion, manifest_name
 from strata_tiers.manifest import Manifest
+from strata_tiers.newfile import NewFile, Progress, no_progress
 from strata_tiers.reader import Read, Reader
 from strata_tiers.scanning import shortened
-from strata_tiers.session import NewFile, Progress, Session, no_progress, offsets, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-#: Files are copied in pieces of this size.
-RUN_BYTES = 4 << 20
 
 
 @attrs.frozen
@@ -101,53 +98,6 @@ def find(folder: Path, entry_id: str) -> Manifest:
         return directory.read_manifest(path, entry_id)
     except (BadFile, OSError) as error:
         raise NotFound(f"conversation {entry_id!r} is not in {folder}: {error}") from error
-
-
-def export_entry(folder: Path, entry_id: str, target: Path, *, progress: Progress = no_progress) -> int:
-    """Write an entry to a session file, every page verified on the way. Returns the file's size.
-
-    :raises NotFound: there is no such entry. :raises LevelError: it is damaged, or the file cannot be written.
-    """
-    files, found = Files(), find(folder, entry_id)
-    directory = Directory(folder, files, read_only=True)
-    data = manifest.encode(found.entry, found.parts, found.pieces, found.page_tokens)
-    sizes = [len(data), *(piece.size for piece in found.pieces)]
-    places, total = offsets(sizes)
-    try:
-        with NewFile(files, target, total) as fd:
-            for piece, place in zip(found.pieces, places[1:], strict=True):
-                _verify(files, directory.segments / piece.name, piece, found, payloads=True)
-                _copy(files, directory.segments / piece.name, piece.size, fd, place)
-                progress(place + piece.size, total)
-            files.write(fd, [data], places[0])
-            files.write(fd, [table(sizes)], 0)
-    except (BadFile, OSError) as error:
-        raise LevelError(f"conversation {entry_id!r} could not be exported: {error}") from error
-    return total
-
-
-def import_entry(folder: Path, source: Path, *, progress: Progress = no_progress) -> str:
-    """Put the conversation of a session file into a folder, every page verified. Returns its id; an entry of the same
-    id is replaced, segments that are there are used. The level's budget is applied when a server opens the folder.
-
-    :raises LevelError: the file is damaged, a server uses the folder, or it cannot be written.
-    """
-    files = Files()
-    directory = Directory(folder, files)
-    try:
-        with Session(source, files) as session:
-            found = session.manifest
-            for number, piece in enumerate(found.pieces):
-                _import_segment(files, directory, session, number, piece)
-                progress(session.rows[number + 1][0], session.size)
-            data = manifest.encode(found.entry, found.parts, found.pieces, found.page_tokens)
-            with NewFile(files, directory.conversations / manifest_name(found.entry.id), len(data)) as fd:
-                files.write(fd, [data], 0)
-            return found.entry.id
-    except (BadFile, OSError) as error:
-        raise LevelError(f"{source.name} could not be imported: {error}") from error
-    finally:
-        directory.close()
 
 
 def remove_entry(folder: Path, entry_id: str) -> int:
@@ -298,41 +248,17 @@ def _verify(files: Files, path: Path, piece: Piece, found: Manifest, *, payloads
         entry = found.entry
         segment.expect(header, piece, entry.identity, entry.tokens[piece.start : piece.stop], None)
         if payloads:
-            _verify_pages(files, fd, 0, header)
+            _verify_pages(files, fd, header)
     finally:
         files.close(fd)
 
 
-def _verify_pages(files: Files, fd: int, base: int, header: segment.Header) -> None:
+def _verify_pages(files: Files, fd: int, header: segment.Header) -> None:
     shape, pools = header.shape, len(header.shape.page_bytes)
     buffers = tuple(np.empty(nbytes, np.uint8) for nbytes in shape.page_bytes)
     reader = Reader(files, 1)
     for block in range(shape.blocks(header.count)):
-        offset = base + header.data + block * shape.block_bytes
+        offset = header.data + block * shape.block_bytes
         bad = reader.fill([Read(fd, offset, buffers, header.digests[block * pools : (block + 1) * pools])])
         if bad is not None:
             raise BadFile(f"block {block}: {bad[1]}")
-
-
-def _copy(files: Files, path: Path, size: int, fd: int, base: int) -> None:
-    source = files.open(path)
-    try:
-        for offset in range(0, size, RUN_BYTES):
-            run = bytearray(min(RUN_BYTES, size - offset))
-            files.read(source, [run], offset)
-            files.write(fd, [run], base + offset)
-    finally:
-        files.close(source)
-
-
-def _import_segment(files: Files, directory: Directory, session: Session, number: int, piece: Piece) -> None:
-    path = directory.segments / piece.name
-    if files.length_of(path) == piece.size:
-        return  # the same, as its name says what it holds; it is verified when it is read
-    header = session.verify(number)
-    with NewFile(files, path, piece.size) as fd:
-        for offset in range(0, piece.size, RUN_BYTES):
-            run = bytearray(min(RUN_BYTES, piece.size - offset))
-            session.read(number + 1, [memoryview(run)], offset)
-            files.write(fd, [run], offset)
-        _verify_pages(files, fd, 0, header)

@@ -72,14 +72,14 @@ def encode(piece: Piece, identity: bytes, ids: np.ndarray, shape: Shape, digests
     return start + checksum(start, rest) + rest
 
 
-def read(files: Files, fd: int, base: int = 0, length: int | None = None) -> Header:
-    """The header of an open segment file, verified; or of a segment of ``length`` bytes at ``base`` within a file.
+def read(files: Files, fd: int) -> Header:
+    """The header of an open segment file, verified.
 
     :raises BadFile: it is no segment, of an unknown version, or damaged. :raises OSError: it cannot be read.
     """
-    length = files.length(fd) if length is None else length
+    length = files.length(fd)
     first = bytearray(min(length, 2 * 4096))
-    files.read(fd, [first], base)
+    files.read(fd, [first], 0)
     if len(first) < SEGMENT_HEAD or bytes(first[:8]) != MAGIC:
         raise BadFile("not a segment file")
     _, version, flags = _START.unpack_from(first)
@@ -92,7 +92,7 @@ def read(files: Files, fd: int, base: int = 0, length: int | None = None) -> Hea
     data = bytes(first[:data_at])
     if len(data) < data_at:
         more = bytearray(data_at - len(data))
-        files.read(fd, [more], base + len(data))
+        files.read(fd, [more], len(data))
         data += more
     if checksum(data[: _START.size], data[_START.size + DIGEST_BYTES :]) != data[_START.size : 32]:
         raise BadFile("the header's checksum does not fit")
@@ -112,18 +112,17 @@ def read(files: Files, fd: int, base: int = 0, length: int | None = None) -> Hea
 def write(
     files: Files,
     fd: int,
-    base: int,
     piece: Piece,
     entry: Entry,
     shape: Shape,
     block: Callable[[int], Sequence[np.ndarray]],
 ) -> Iterator[None]:
-    """Write a segment at ``base`` of a new file, the header last. A step of the iterator is a run of blocks.
+    """Write a segment to a new file, the header last. A step of the iterator is a run of blocks.
 
     :param block: gives the pages of a block, numbered from position 0 of the sequence: one uint8 array per pool.
     """
     first, digests = piece.start // shape.page_tokens, list[bytes]()
-    offset, run, held = base + shape.header_bytes(piece.count), list[np.ndarray](), 0
+    offset, run, held = shape.header_bytes(piece.count), list[np.ndarray](), 0
     for number in range(first, first + shape.blocks(piece.count)):
         run.extend(block(number))
         held += shape.block_bytes
@@ -134,7 +133,7 @@ def write(
             run, held = [], 0
             yield
     ids = entry.tokens[piece.start : piece.stop]
-    files.write(fd, [encode(piece, entry.identity, ids, shape, digests)], base)
+    files.write(fd, [encode(piece, entry.identity, ids, shape, digests)], 0)
 
 
 def expect(header: Header, piece: Piece, identity: bytes, ids: np.ndarray | None, shape: Shape | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from pathlib import Path
@@ -95,11 +96,26 @@ def read_conversation(folder: Path, entry_id: str) -> tuple[dict, list[list[byte
     return manifest, blocks
 
 
-def read_session(data: bytes) -> tuple[dict, list[dict]]:
-    """A session file: the manifest and the segments."""
-    magic, version, count = struct.unpack_from("<8sII", data, 0)
-    check(magic == b"STRATSES" and version == 1, "no session of version 1")
-    rows = [struct.unpack_from("<QQ", data, 32 + 16 * number) for number in range(count)]
-    check(data[16:32] == checksum(data[: -(-(32 + 16 * count) // 4096) * 4096]), "checksum")
-    members = [data[at : at + size] for at, size in rows]
-    return read_manifest(members[0]), [read_segment(member) for member in members[1:]]
+def read_session(data: bytes) -> dict:
+    """A session file, with its blocks as lists of pages."""
+    magic, version, flags = struct.unpack_from("<8sII", data, 0)
+    check(magic == b"STRATSES" and version == 1 and flags == 0, "no session of version 1")
+    size, start, text, count, page_tokens, pools, blocks, zero = struct.unpack_from("<QQIIIIII", data, 48)
+    check(size == len(data) and zero == 0 and blocks == -(-count // page_tokens), "counts")
+    check(data[16:32] == checksum(data[:start]), "checksum")
+    pages = struct.unpack_from(f"<{pools}Q", data, 88)
+    ids_at = 88 + 8 * pools + text
+    digests_at = ids_at + 4 * count
+    check(start == -(-(digests_at + 16 * blocks) // 4096) * 4096, "where the data is")
+    stride = -(-sum(pages) // 4096) * 4096
+    check(size == start + blocks * stride, "size")
+    session = json.loads(data[88 + 8 * pools : ids_at])
+    session |= {"identity": data[32:48], "ids": list(struct.unpack_from(f"<{count}i", data, ids_at)), "blocks": []}
+    for number in range(blocks):
+        block = data[start + number * stride : start + (number + 1) * stride]
+        digest = data[digests_at + 16 * number : digests_at + 16 * number + 16]
+        check(xxhash.xxh3_128_digest(block) == digest, "digest of a block")
+        ends = [sum(pages[:pool]) for pool in range(pools + 1)]
+        session["blocks"].append([block[a:b] for a, b in itertools.pairwise(ends)])
+    return session
+

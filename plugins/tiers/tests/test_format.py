@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from disk_kit import SMALL, drain, files_in, ids, new_scene, open_level
 from format_reader import read_conversation, read_manifest, read_segment, read_session
-from strata_tiers import session
+from strata_tiers import exchange
 from strata_tiers.cut import Limits, cut
 from strata_tiers.layout import Shape
-
-from strata_core.pool.sink import PageSink
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 11, 64, 130])
@@ -48,26 +46,22 @@ def test_files_and_folders_are_private_and_named_as_documented(tmp_path: Path) -
     level.close()
 
 
-def test_a_session_file_is_read_by_the_independent_reader_and_restores(tmp_path: Path) -> None:
+def test_a_session_file_is_read_by_the_independent_reader(tmp_path: Path) -> None:
     scene = new_scene()
-    entry = scene.entry(ids(1, 27), turns=(0, 9, 20))
-    pages = scene.pages(entry)
-    size = session.save(tmp_path / "one.sess", entry, scene.identity.parts, pages)
-    pages.release()
+    level = open_level(scene, tmp_path / "level")
+    entry = scene.put(level, ids(1, 27), turns=(0, 9, 20), pinned=True)
+    drain(level)
+    level.close()
+    size = exchange.export_entry(tmp_path / "level", entry.id, tmp_path / "one.sess")
     data = (tmp_path / "one.sess").read_bytes()
     assert len(data) == size
-    manifest, segments = read_session(data)
-    assert manifest["turns"] == [0, 9, 20]
-    assert [page for s in segments for block in s["blocks"] for page in block] == [
-        page.tobytes() for block in scene.blocks(entry) for page in block
-    ]
-    with session.Session(tmp_path / "one.sess") as opened:
-        sink = PageSink(scene.pools, 27)
-        opened.load(27, sink)
-        restored = sink.finish()
-    assert scene.holds(restored, entry)
-    restored.release()
-    assert scene.used == 0
+    session = read_session(data)
+    assert session["identity"] == entry.identity and session["ids"] == entry.tokens.tolist()
+    assert session.items() >= {
+        "conversation": entry.conversation, "tenant": "", "created": entry.created, "used": entry.used, "pinned": True,
+        "reason": "switch", "turns": [0, 9, 20], "parts": dict(scene.identity.parts),
+    }.items()  # fmt: skip
+    assert session["blocks"] == [[page.tobytes() for page in block] for block in scene.blocks(entry)]
 
 
 def test_the_reader_finds_a_flip_of_any_byte(tmp_path: Path) -> None:
