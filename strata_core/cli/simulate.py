@@ -93,8 +93,9 @@ def simulate(
 
 
 def _changes(values: dict[str, Any]) -> Changes:
+    label = "these options" if any(value is not None for value in values.values()) else None
     rates = {name: parse_rates(values[name] or "") for name in ("restore_rate", "write_rate")}
-    return Changes(**(values | rates))
+    return Changes(label=label, **(values | rates))
 
 
 def _load(trace: str, run_number: int | None) -> Trace:

@@ -17,6 +17,21 @@ from strata_core.cli.tables import print_table
 from strata_core.errors import NotFound, StrataError
 from strata_core.settings.core import CACHE, MODEL, SAMPLING, SERVING
 
+#: Counters by what they are called here.
+REUSED, REREAD = "strata:reused_tokens_total", "strata:reread_tokens_total"
+TOKENS = {
+    "strata:read_tokens_total": "read, those read again included",
+    "strata:prompt_tokens_total": "prompts",
+    "strata:generated_tokens_total": "generated",
+}
+EVENTS = {
+    "strata:evictions_total": "evictions",
+    "strata:disk_evictions_total": "disk evictions",
+    "strata:demotions_total": "demotions",
+    "strata:discards_total": "discards",
+    "strata:restore_failures_total": "restores that failed",
+}
+
 
 class ServerError(StrataError):
     """The server cannot be reached, or refused; the message is the server's."""
@@ -108,31 +123,15 @@ def totals(metrics: Mapping[str, Any]) -> Rows:
     """Rows and lines of a server's counters."""
     rows = [
         (f"{sample['value']:,.0f}", f"reused from {sample['labels']['source']}")
-        for sample in metrics.get("strata:reused_tokens_total", ())
+        for sample in metrics.get(REUSED, ())
     ]
-    again = [
-        (sample["value"], sample["labels"]["reason"]) for sample in metrics.get("strata:reread_tokens_total", ())
+    rows += [
+        (f"{sample['value']:,.0f}", f"read again: {sample['labels']['reason']}") for sample in metrics.get(REREAD, ())
     ]
-    rows += [(f"{tokens:,.0f}", f"read again: {reason}") for tokens, reason in again]
-    for name, text in (
-        ("strata:read_tokens_total", "read, those read again included"),
-        ("strata:prompt_tokens_total", "prompts"),
-        ("strata:generated_tokens_total", "generated"),
-    ):
-        if name in metrics:
-            rows.append((f"{metrics[name]:,.0f}", text))
+    rows += [(f"{metrics[name]:,.0f}", text) for name, text in TOKENS.items() if name in metrics]
     if not rows:
         raise ServerError("the server has no such counters: is its model loaded?")
-    counts = [
-        f"{text} {metrics[name]:,.0f}"
-        for name, text in (
-            ("strata:evictions_total", "evictions"), ("strata:disk_evictions_total", "disk evictions"),
-            ("strata:demotions_total", "demotions"), ("strata:discards_total", "discards"),
-            ("strata:restore_failures_total", "restores that failed"),
-        )
-        if name in metrics
-    ]  # fmt: skip
-    return rows, [", ".join(counts)]
+    return rows, [", ".join(f"{text} {metrics[name]:,.0f}" for name, text in EVENTS.items() if name in metrics)]
 
 
 def _seconds(value: float | None) -> str:

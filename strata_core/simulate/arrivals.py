@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -17,19 +18,22 @@ class Arrivals:
       they are about.
     * ``recorded``: all at the recorded times.
 
+    :param items: in order of arrival.
     :param arrive: schedules a request for a time.
     """
 
     def __init__(self, items: Sequence[Item], mode: str, arrive: Callable[[Item, float], None]):
         self._arrive = arrive
         self._followers: dict[str, list[Item]] = defaultdict(list)
-        self._by_end = sorted(items, key=lambda item: item.ended) if mode == "order" else []
+        # With their places in order of arrival, so that one that took no time does not wait for itself.
+        ends = sorted((item.ended, place) for place, item in enumerate(items)) if mode == "order" else []
+        self._by_end = [items[place] for _, place in ends]
         self._ended: set[str] = set()
         self._done = 0  # of those by end, how many have ended now with all before them
         self._held: dict[int, list[Item]] = defaultdict(list)  # by how many must have ended
         ids = {item.id for item in items}
-        for item in items:
-            before = sum(other.ended <= item.arrived for other in self._by_end)
+        for place, item in enumerate(items):
+            before = bisect_left(ends, (item.arrived, place))
             if before:
                 self._held[before].append(item)
             elif mode == "think" and item.follows in ids:

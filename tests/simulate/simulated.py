@@ -11,7 +11,7 @@ import numpy as np
 from strata_core.engine.engine import Engine
 from strata_core.engine.requests import Completion, Request, Sampling
 from strata_core.plugins import Plugins
-from strata_core.settings.core import Settings
+from strata_core.settings import resolve
 from strata_core.simulate.outcome import Outcome
 
 FIRST_ID, VOCABULARY = 3, 384
@@ -61,7 +61,10 @@ def record(
         conversation_cache_min_free_mib=0, conversation_cache_park_min_free_mib=0, large_pages="off",
         restore_when="always", record_trace=trace,
     )  # fmt: skip
-    with Engine.open(Settings(**(values | overrides)), plugins or Plugins.load(environ={})) as engine:
+    plugins = plugins or Plugins.load(environ={})
+    texts = {name: str(value) for name, value in (values | overrides).items()}
+    settings = resolve(plugins.settings(), command_line=texts, environ={}, config=None)
+    with Engine.open(settings, plugins) as engine:
         scenario(engine)
         while engine.call(lambda core: core.working_behind()):
             pass

@@ -10,11 +10,14 @@ import pytest
 from simulated import Chat, ask, counted, ids, record, turn
 
 from strata_core.engine.engine import Engine
+from strata_core.plugins import Plugins
 from strata_core.simulate.config import Changes, SimConfig
 from strata_core.simulate.outcome import Outcome
 from strata_core.simulate.replay import Replay
 from strata_core.simulate.trace import Trace, read_trace
 from strata_core.testing.tiny import tiny_llama
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +87,27 @@ def test_what_other_budgets_come_to_is_what_an_engine_with_them_counts(model: Pa
     real = record(model, tmp_path / "large", taking_turns, conversation_cache_mib=8, parallel=3)
     trace = load(tmp_path / "small")
     assert counted(replayed(trace, ram_mib=8, ram_slots=64, parallel=3)) == real
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {},
+        {"conversation_cache_spill_on": "evict"},
+        {"conversation_cache_park": "disk"},
+        {"conversation_cache_mib": 0},
+        {"conversation_cache_slots": 2, "conversation_cache_spill_on": "evict"},
+    ],
+)
+def test_with_conversations_on_disk_it_is_the_same(
+    model: Path, tmp_path: Path, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "plugins/tiers")
+    plugins = Plugins.load(environ={}, requested=["strata_tiers"])
+    disk = {"conversation_cache_cold_dir": str(tmp_path / "cold"), "conversation_cache_cold_mib": 64}
+    real = record(model, tmp_path / "trace", taking_turns, plugins, **disk, **mode)
+    simulated = counted(replayed(load(tmp_path / "trace")))
+    # How many states are written before a newer one replaces them depends on how fast this machine's disk is.
+    assert abs(simulated.pop("spilled") - real.pop("spilled")) <= 3
+    assert simulated == real
+    assert real["reused"]["cold"] > 1000
