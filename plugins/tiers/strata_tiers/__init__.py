@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from strata_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from strata_core.cli.lazy import LazyGroup
     from strata_core.store.base import LevelFactory
 
 
@@ -17,6 +18,12 @@ def strata_register_settings(register: Callable[[type[Any]], None]) -> None:
     from strata_tiers.settings import DiskSettings
 
     register(DiskSettings)
+
+
+@hookimpl
+def strata_register_commands(cli: LazyGroup) -> None:
+    """Add ``strata cache``."""
+    cli.add_lazy("cache", "strata_tiers.commands.group:cache", "Look after stored conversations, without a server.")
 
 
 @hookimpl

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+#: Segments of up to this size are read at once.
+SMALL_BYTES = 1 << 20
+
+
 @attrs.frozen
 class Problem:
     """:ivar path: the file; :ivar why: what is wrong; :ivar done: what repairing did about it, empty without."""
@@ -242,11 +246,18 @@ def _reported(report: Report, number: int, problem: Problem, done: str) -> Itera
 
 def _verify(files: Files, path: Path, piece: Piece, found: Manifest, *, payloads: bool) -> None:
     """:raises BadFile: the segment is not what was written. :raises OSError: it cannot be read."""
+    entry = found.entry
+    ids = entry.tokens[piece.start : piece.stop]
+    if payloads and piece.size <= SMALL_BYTES:
+        data = files.load(path, 2 * SMALL_BYTES)
+        header = segment.parse(data, len(data))
+        segment.expect(header, piece, entry.identity, ids, None)
+        segment.verify_pages(header, data)
+        return
     fd = files.open(path)
     try:
         header = segment.read(files, fd)
-        entry = found.entry
-        segment.expect(header, piece, entry.identity, entry.tokens[piece.start : piece.stop], None)
+        segment.expect(header, piece, entry.identity, ids, None)
         if payloads:
             _verify_pages(files, fd, header)
     finally:

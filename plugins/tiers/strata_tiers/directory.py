@@ -24,12 +24,19 @@ from strata_tiers.layout import (
     charge,
     is_segment_name,
     manifest_id,
+    manifest_name,
 )
 from strata_tiers.manifest import Manifest, parse
 
 #: A manifest larger than this is not read: 16 million tokens.
 MAX_MANIFEST = 128 << 20
 _OURS = frozenset({LOCK, "segments", "conversations", "quarantine"})
+
+
+class FolderInUse(LevelError):
+    """Another process holds the folder's lock; the message has its pid."""
+
+    exit_code = 8
 
 
 @attrs.frozen(eq=False)
@@ -84,6 +91,7 @@ class Directory:
         self.segments = root / "segments"
         self.conversations = root / "conversations"
         self.quarantine = root / "quarantine"
+        self._conversations = f"{self.conversations}{os.sep}"
         self._files = files
         self._lock: int | None = None
         if read_only:
@@ -133,24 +141,24 @@ class Directory:
         digests: dict[str, bytes] = {}
         for item in self._files.scan(self.conversations):
             entry_id = manifest_id(item.name)
-            path, cost = self.conversations / item.name, charge(item.length if entry_id else item.size)
+            cost = charge(item.length if entry_id else item.size)
             found.nbytes += cost
             if item.name.startswith(TEMPORARY):
-                found.leftovers[path] = cost
+                found.leftovers[self.conversations / item.name] = cost
             elif entry_id is None:
-                found.strangers[path] = cost
+                found.strangers[self.conversations / item.name] = cost
             else:
-                used.update(self._look(found, path, entry_id, cost, identity, digests, sizes))
+                used.update(self._look(found, entry_id, cost, identity, digests, sizes))
         for item in sizes.values():
-            path = self.segments / item.name
-            cost = charge(item.length if is_segment_name(item.name) else item.size)
+            ours = item.name in used or is_segment_name(item.name)
+            cost = charge(item.length if ours else item.size)
             found.nbytes += cost
             if item.name.startswith(TEMPORARY):
-                found.leftovers[path] = cost
-            elif not is_segment_name(item.name):
-                found.strangers[path] = cost
+                found.leftovers[self.segments / item.name] = cost
+            elif not ours:
+                found.strangers[self.segments / item.name] = cost
             elif item.name not in used:
-                found.orphans[path] = cost
+                found.orphans[self.segments / item.name] = cost
         for item in self._files.scan(self.quarantine):
             found.quarantined[self.quarantine / item.name] = charge(item.size)
         for path, size in _walk(self._files, self.root, _OURS):
@@ -170,7 +178,6 @@ class Directory:
     def _look(
         self,
         found: Scan,
-        path: Path,
         entry_id: str,
         cost: int,
         identity: Identity | None,
@@ -178,12 +185,15 @@ class Directory:
         sizes: dict[str, Found],
     ) -> list[str]:
         """Sort one manifest in. Returns the names of the segments that it uses."""
+        # Text, not a Path: there are thousands of them, and making one takes as long as reading the file.
+        text = f"{self._conversations}{manifest_name(entry_id)}"
         try:
-            manifest = self.read_manifest(path, entry_id)
+            manifest = parse(self._files.load(text, MAX_MANIFEST), entry_id)
         except UnknownVersion as error:
-            found.foreign.append(Foreign(path, str(error), None))
+            found.foreign.append(Foreign(Path(text), str(error), None))
             return []
         except (BadFile, OSError) as error:
+            path = Path(text)
             found.stale[path] = str(error)
             if isinstance(error, BadFile):
                 found.unusable[path] = cost
@@ -195,11 +205,12 @@ class Directory:
                 digests[entry.tenant] = identity.for_tenant(entry.tenant).digest
             if entry.identity != digests[entry.tenant]:
                 why = "identity differs: " + (", ".join(identity.differing(manifest.parts)) or "tenant")
-                found.foreign.append(Foreign(path, why, manifest))
+                found.foreign.append(Foreign(Path(text), why, manifest))
                 return names
         for number, piece in enumerate(manifest.pieces):
             there = sizes.get(piece.name)
             if there is None or not there.regular or there.length != piece.size:
+                path = Path(text)
                 found.stale[path] = f"segment {piece.name} is {'missing' if there is None else 'not as it was written'}"
                 if number:
                     found.cut.append((manifest, number))
@@ -211,16 +222,7 @@ class Directory:
 
     def read_manifest(self, path: Path, entry_id: str) -> Manifest:
         """:raises BadFile: damaged. :raises OSError: unreadable."""
-        fd = self._files.open(path)
-        try:
-            length = self._files.length(fd)
-            if length > MAX_MANIFEST:
-                raise BadFile(f"{length} bytes are too many for a manifest")
-            data = bytearray(length)
-            self._files.read(fd, [data], 0)
-        finally:
-            self._files.close(fd)
-        return parse(bytes(data), entry_id)
+        return parse(self._files.load(path, MAX_MANIFEST), entry_id)
 
     # -- the lock -----------------------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ class Directory:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN, errno.EDEADLK):
                 raise
             pid = holder.decode("ascii", "replace").strip() or "unknown"
-            raise LevelError(f"folder {self.root} is in use by another process (pid {pid})") from None
+            raise FolderInUse(f"folder {self.root} is in use by another process (pid {pid})") from None
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         return fd

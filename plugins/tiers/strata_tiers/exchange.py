@@ -50,6 +50,7 @@ def import_entry(folder: Path, source: Path, *, progress: Progress = no_progress
     """
     files = Files()
     with SessionFile.open(source) as file:
+        file.verify()  # before anything is written: a damaged file shall leave nothing behind
         directory = Directory(folder, files)
         try:
             return _import(files, directory, file, progress)

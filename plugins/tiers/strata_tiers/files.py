@@ -59,6 +59,24 @@ class Files:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return fd
 
+    def load(self, path: Path | str, most: int) -> bytes:
+        """The whole content of a regular file, of at most ``most`` bytes; EFBIG for a larger one."""
+        if not _NO_FOLLOW and Path(path).is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        fd = os.open(path, os.O_RDONLY | _BINARY | _NO_FOLLOW | _NO_BLOCK | _CLOEXEC)
+        try:
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", str(path))
+            if about.st_size > most:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+            data = os.read(fd, about.st_size)
+            while len(data) < about.st_size and (more := os.read(fd, about.st_size - len(data))):
+                data += more
+            return data
+        finally:
+            os.close(fd)
+
     def close(self, fd: int) -> None:
         os.close(fd)
 

@@ -106,6 +106,7 @@ class Piece:
     """A segment as a manifest names it: positions ``[start, start + count)``, the addresses around it, the file's size.
 
     :ivar owner: id of the entry it belongs to where it ends within a page, else empty.
+    :ivar name: of its file.
     """
 
     parent: bytes
@@ -114,15 +115,16 @@ class Piece:
     count: int
     size: int
     owner: str = ""
+    name: str = attrs.field(init=False, eq=False)
+
+    @name.default
+    def _name(self) -> str:
+        tail = f"-{self.owner}" if self.owner else ""
+        return f"strata-seg-{self.address.hex()}-{self.start}{tail}.seg"
 
     @property
     def stop(self) -> int:
         return self.start + self.count
-
-    @property
-    def name(self) -> str:
-        tail = f"-{self.owner}" if self.owner else ""
-        return f"strata-seg-{self.address.hex()}-{self.start}{tail}.seg"
 
 
 def next_address(parent: bytes, ids: np.ndarray) -> bytes:

@@ -20,6 +20,11 @@ _START = struct.Struct("<8sII")
 _REST = struct.Struct("<16sQIIIIQ")
 _HEAD = _START.size + DIGEST_BYTES + _REST.size
 _JSON_GRAIN = 64
+#: The JSON's members and their types.
+_MEMBERS: dict[str, type] = {
+    "id": str, "conversation": str, "tenant": str, "parts": dict, "created": float, "used": float, "reason": str,
+    "pinned": bool, "root": bool, "turns": list, "segments": list,
+}  # fmt: skip
 #: No float is longer than this when written with repr, nor a boolean.
 _LONGEST_FLOAT, _LONGEST_BOOL = 24, 5
 
@@ -77,8 +82,8 @@ def parse(data: bytes, name_id: str | None) -> Manifest:
     entry = _entry(about, identity, tokens, addresses)
     if name_id is not None and entry.id != name_id:
         raise BadFile(f"the file's name is not that of entry {entry.id!r}")
-    parts = _take(about, "parts", dict)
-    if not all(isinstance(value, str) for value in parts.values()):
+    parts = about["parts"]
+    if any(type(value) is not str for value in parts.values()):
         raise BadFile("the identity's parts are not all text")
     return Manifest(entry, parts, _pieces(about, entry, page_tokens), page_tokens, length)
 
@@ -110,30 +115,26 @@ def _object(text: bytes) -> dict[str, Any]:
         raise BadFile(f"the manifest's JSON cannot be read: {error}") from None
     if not isinstance(about, dict):
         raise BadFile("the manifest's JSON is no object")
+    for name, kind in _MEMBERS.items():
+        if type(about.get(name)) is not kind:
+            raise BadFile(f"the manifest's {name!r} is {about.get(name)!r}, not of type {kind.__name__}")
     return about
-
-
-def _take(about: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = about.get(name)
-    if type(value) is not kind:
-        raise BadFile(f"the manifest's {name!r} is {value!r}, not of type {kind.__name__}")
-    return value
 
 
 def _entry(about: Mapping[str, Any], identity: bytes, tokens: np.ndarray, addresses: tuple[bytes, ...]) -> Entry:
     entry = Entry(
-        id=_take(about, "id", str),
-        conversation=_take(about, "conversation", str),
+        id=about["id"],
+        conversation=about["conversation"],
         identity=identity,
         tokens=tokens,
         addresses=addresses,
-        created=_take(about, "created", float),
-        used=_take(about, "used", float),
-        reason=_take(about, "reason", str),
-        tenant=_take(about, "tenant", str),
-        pinned=_take(about, "pinned", bool),
-        turns=tuple(_take(about, "turns", list)),
-        root=_take(about, "root", bool),
+        created=about["created"],
+        used=about["used"],
+        reason=about["reason"],
+        tenant=about["tenant"],
+        pinned=about["pinned"],
+        turns=tuple(about["turns"]),
+        root=about["root"],
     )
     if not (math.isfinite(entry.created) and math.isfinite(entry.used)):
         raise BadFile("a time in the manifest is no number")
@@ -150,10 +151,13 @@ def _entry(about: Mapping[str, Any], identity: bytes, tokens: np.ndarray, addres
 def _pieces(about: Mapping[str, Any], entry: Entry, page_tokens: int) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
     at, parent = 0, entry.identity
-    for item in _take(about, "segments", list):
-        if not (isinstance(item, list) and [type(value) for value in item] == [str, int, int, int]):
+    for item in about["segments"]:
+        try:
+            text, start, count, nbytes = item
+        except (TypeError, ValueError):
+            raise BadFile("a segment in the manifest is not address, start, count and size") from None
+        if type(text) is not str or type(start) is not int or type(count) is not int or type(nbytes) is not int:
             raise BadFile("a segment in the manifest is not address, start, count and size")
-        text, start, count, nbytes = item
         if start != at or at % page_tokens or not 0 < count <= len(entry.tokens) - at or nbytes <= 0:
             raise BadFile("the manifest's segments do not follow each other")
         try:

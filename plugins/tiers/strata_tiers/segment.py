@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import numpy as np
+from xxhash import xxh3_128_digest
 
 from strata_core.conversations.identity import DIGEST_BYTES
 from strata_core.store.base import Entry
@@ -80,21 +81,42 @@ def read(files: Files, fd: int) -> Header:
     length = files.length(fd)
     first = bytearray(min(length, 2 * 4096))
     files.read(fd, [first], 0)
+    data_at = data_offset(first)
+    if len(first) < min(data_at, length):
+        more = bytearray(min(data_at, length) - len(first))
+        files.read(fd, [more], len(first))
+        first += more
+    return parse(bytes(first), length)
+
+
+def data_offset(first: bytes | bytearray) -> int:
+    """Where the data of a segment file begins that begins with these bytes.
+
+    :raises BadFile: it is no segment, or of an unknown version.
+    """
     if len(first) < SEGMENT_HEAD or bytes(first[:8]) != MAGIC:
         raise BadFile("not a segment file")
-    _, version, flags = _START.unpack_from(first)
+    _, version, _ = _START.unpack_from(first)
     if version != VERSION:
         raise UnknownVersion(f"segment version {version}")
+    offset: int = struct.unpack_from("<Q", first, 120)[0]
+    return offset
+
+
+def parse(first: bytes, length: int) -> Header:
+    """The header in the first bytes of a segment file of ``length`` bytes, all of it up to the data.
+
+    :raises BadFile: it is no segment, of an unknown version, or damaged.
+    """
+    data_offset(first)
+    flags: int = _START.unpack_from(first)[2]
     fields = _REST.unpack_from(first, _START.size + DIGEST_BYTES)
     identity, parent, address, start, count, page_tokens, pools, blocks, ids_at, digests_at, data_at, size = fields
     if data_at > length or size != length:
         raise BadFile(f"the file has {length} bytes and should have {size}")
-    data = bytes(first[:data_at])
-    if len(data) < data_at:
-        more = bytearray(data_at - len(data))
-        files.read(fd, [more], len(data))
-        data += more
-    if checksum(data[: _START.size], data[_START.size + DIGEST_BYTES :]) != data[_START.size : 32]:
+    data = first if len(first) == data_at else first[:data_at]
+    view = memoryview(data)
+    if checksum(view[: _START.size], view[_START.size + DIGEST_BYTES :]) != data[_START.size : 32]:
         raise BadFile("the header's checksum does not fit")
     if flags > _PARTIAL or not pools or not count or not page_tokens or blocks != -(-count // page_tokens):
         raise BadFile("the header's counts do not fit each other")
@@ -134,6 +156,19 @@ def write(
             yield
     ids = entry.tokens[piece.start : piece.stop]
     files.write(fd, [encode(piece, entry.identity, ids, shape, digests)], 0)
+
+
+def verify_pages(header: Header, data: bytes) -> None:
+    """Compare the pages in a whole segment file with their digests.
+
+    :raises BadFile: one is not what was written.
+    """
+    view, at = memoryview(data), header.data
+    for number, digest in enumerate(header.digests):
+        nbytes = header.shape.page_bytes[number % len(header.shape.page_bytes)]
+        if xxh3_128_digest(view[at : at + nbytes]) != digest:
+            raise BadFile(f"page {number} is not what was written")
+        at += nbytes
 
 
 def expect(header: Header, piece: Piece, identity: bytes, ids: np.ndarray | None, shape: Shape | None) -> None:

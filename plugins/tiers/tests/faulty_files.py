@@ -14,8 +14,8 @@ from strata_tiers.files import Files
 
 #: Every call that goes to the system.
 CALLS = (
-    "create", "open", "length", "length_of", "read", "write", "reserve", "sync", "sync_volume", "sync_folder", "rename",
-    "link", "unlink", "make_folder", "scan", "free_bytes",
+    "create", "open", "load", "length", "length_of", "read", "write", "reserve", "sync", "sync_volume", "sync_folder",
+    "rename", "link", "unlink", "make_folder", "scan", "free_bytes",
 )  # fmt: skip
 
 

@@ -1,0 +1,211 @@
+/* Whole steps, and the single operations of the compute contract. */
+#include <string.h>
+
+#include "phases.h"
+
+/* ---- single operations ------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    Engine *engine;
+    const Matrix *matrix;
+    const float *x, *weight;
+    float *out;
+    int rows, width, add;
+    float eps;
+    const Step *step;
+    const Rotation *rotation;
+    float *turns;
+    int heads, head_dim;
+    Attending attending;
+    int64_t count;
+    int activation;
+} Call;
+
+static void linear_work(void *context, int thread) {
+    Call *c = context;
+    Input in = {.rows = c->rows};
+    (void)thread;
+    phase_input(c->engine, c->matrix, c->x, NULL, 0, &in);
+    phase_product(c->engine, c->matrix, &in, c->out, c->matrix->rows, c->add);
+}
+
+int strata_linear(Engine *e, const Matrix *m, const float *x, int rows, float *out, int add) {
+    Call c = {.engine = e, .matrix = m, .x = x, .out = out, .rows = rows, .add = add};
+    if (!input_bytes(e, m, rows)) return 1;
+    team_run(e->team, linear_work, &c);
+    return 0;
+}
+
+static void norm_work(void *context, int thread) {
+    Call *c = context;
+    (void)thread;
+    for (int row; (row = team_take(c->engine->team, 1)) < c->rows;) {
+        int64_t at = (int64_t)row * c->width;
+        c->engine->kernels->norm(c->x + at, c->weight, c->eps, c->width, c->out + at);
+    }
+}
+
+int strata_norm(Engine *e, const float *x, const float *weight, float eps, int groups, int width, float *out) {
+    Call c = {.engine = e, .x = x, .weight = weight, .eps = eps, .rows = groups, .width = width, .out = out};
+    team_run(e->team, norm_work, &c);
+    return 0;
+}
+
+static void rope_work(void *context, int thread) {
+    Call *c = context;
+    const Rotation *r = c->rotation;
+    (void)thread;
+    phase_turns(c->engine, c->step, r, c->turns);
+    for (int row; (row = team_take(c->engine->team, 1)) < c->step->rows;) {
+        c->engine->kernels->rope(c->out + (int64_t)row * c->heads * c->head_dim, c->heads, c->head_dim,
+                                 c->turns + (int64_t)row * r->rotated, r->rotated, r->interleaved);
+    }
+}
+
+int strata_rope(Engine *e, const Step *step, const Rotation *rotation, float *x, int heads, int head_dim) {
+    Call c = {.engine = e, .step = step, .rotation = rotation, .out = x, .heads = heads, .head_dim = head_dim};
+    c.turns = engine_buffer(e, BUFFER_TURNS, (size_t)step->rows * (size_t)rotation->rotated * sizeof(float));
+    if (!c.turns) return 1;
+    team_run(e->team, rope_work, &c);
+    return 0;
+}
+
+static void gated_work(void *context, int thread) {
+    Call *c = context;
+    enum { PIECE = 4096 };
+    (void)thread;
+    for (int64_t i; (i = (int64_t)team_take(c->engine->team, 1) * PIECE) < c->count;) {
+        int64_t n = c->count - i < PIECE ? c->count - i : PIECE;
+        c->engine->kernels->gated(c->out + i, c->x + i, n, c->activation);
+    }
+}
+
+int strata_gated(Engine *e, float *gate, const float *up, int64_t count, int activation) {
+    Call c = {.engine = e, .out = gate, .x = up, .count = count, .activation = activation};
+    team_run(e->team, gated_work, &c);
+    return 0;
+}
+
+static void attention_work(void *context, int thread) {
+    Call *c = context;
+    phase_write(c->engine, &c->attending, NULL, NULL);
+    phase_attend(c->engine, &c->attending, thread);
+}
+
+int strata_attention(Engine *e, const Step *step, const Attention *a, const float *q, const float *k, const float *v,
+                     float *out) {
+    Call c = {.engine = e};
+    c.attending = (Attending){.step = step, .attention = a, .q = q, .k = k, .v = v, .out = out,
+                              .q_stride = a->heads * a->head_dim, .k_stride = a->kv_heads * a->head_dim,
+                              .v_stride = a->kv_heads * a->value_dim};
+    attending_plan(e, &c.attending);
+    if (!attending_bytes(e, &c.attending)) return 1;
+    attending_plan(e, &c.attending);
+    team_run(e->team, attention_work, &c);
+    return 0;
+}
+
+/* ---- a decoder ----------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    Engine *engine;
+    const Step *step;
+    const Decoder *decoder;
+    float *x, *projected, *attended, *gate_up, *hidden, *chosen, *turns, *logits;
+    Attending attending;
+} Run;
+
+/* Rows whose logits are wanted, of x and of what the last layer attended: all else of that layer is left out. */
+static void choose_rows(Run *run, int width, int attended) {
+    for (int i; (i = team_take(run->engine->team, 1)) < run->step->outputs;) {
+        int64_t row = run->step->output[i];
+        memcpy(run->chosen + (int64_t)i * width, run->x + row * width, sizeof(float) * (size_t)width);
+        memcpy(run->projected + (int64_t)i * attended, run->attended + row * attended, sizeof(float) * (size_t)attended);
+    }
+    team_meet(run->engine->team);
+}
+
+static void attention_half(Run *run, const Layer *layer, int thread) {
+    Engine *e = run->engine;
+    Input in = {.rows = run->step->rows};
+    Attending a = run->attending;
+    a.attention = &layer->attention;
+    a.k = a.q + layer->attention.heads * layer->attention.head_dim;
+    a.v = a.k + layer->attention.kv_heads * layer->attention.head_dim;
+    a.q_stride = a.k_stride = a.v_stride = layer->qkv->rows;
+    attending_plan(e, &a);
+    phase_input(e, layer->qkv, run->x, layer->attention_norm, layer->eps, &in);
+    phase_product(e, layer->qkv, &in, run->projected, layer->qkv->rows, 0);
+    phase_write(e, &a, layer->rotation, run->turns);
+    phase_attend(e, &a, thread);
+}
+
+static void decode_work(void *context, int thread) {
+    Run *run = context;
+    Engine *e = run->engine;
+    const Decoder *d = run->decoder;
+    phase_turns(e, run->step, d->layer->rotation, run->turns);
+    float *x = run->x, *attended = run->attended;
+    int rows = run->step->rows;
+    for (int i = 0; i < d->layers; i++) {
+        const Layer *layer = &d->layer[i];
+        int ffn = layer->down->width;
+        attention_half(run, layer, thread);
+        if (i == d->layers - 1) {
+            rows = run->step->outputs;
+            if (!rows) return;
+            choose_rows(run, layer->output->rows, layer->output->width);
+            x = run->chosen;
+            attended = run->projected;
+        }
+        Input in = {.rows = rows};
+        phase_input(e, layer->output, attended, NULL, 0, &in);
+        phase_product(e, layer->output, &in, x, layer->output->rows, 1);
+        phase_input(e, layer->gate_up, x, layer->ffn_norm, layer->eps, &in);
+        phase_product(e, layer->gate_up, &in, run->gate_up, 2 * ffn, 0);
+        phase_gated(e, run->gate_up, rows, ffn, layer->activation, run->hidden);
+        phase_input(e, layer->down, run->hidden, NULL, 0, &in);
+        phase_product(e, layer->down, &in, x, layer->down->rows, 1);
+    }
+    Input in = {.rows = rows};
+    phase_input(e, d->output, x, d->norm, d->eps, &in);
+    phase_product(e, d->output, &in, run->logits, d->output->rows, 0);
+}
+
+static int larger(int a, int b) { return a > b ? a : b; }
+
+/* Buffers for the largest layer. */
+static int prepare(Run *run) {
+    Engine *e = run->engine;
+    const Decoder *d = run->decoder;
+    size_t rows = (size_t)run->step->rows;
+    int projected = 0, attended = 0, ffn = 0;
+    for (int i = 0; i < d->layers; i++) {
+        const Layer *l = &d->layer[i];
+        projected = larger(projected, larger(l->qkv->rows, l->output->width));
+        attended = larger(attended, l->output->width);
+        ffn = larger(ffn, l->down->width);
+        run->attending.attention = &l->attention;
+        attending_plan(e, &run->attending);
+        if (!attending_bytes(e, &run->attending)) return 0;
+        if (!input_bytes(e, l->qkv, (int)rows) || !input_bytes(e, l->output, (int)rows) || !input_bytes(e, l->down, (int)rows)) return 0;
+    }
+    size_t hidden = rows * (size_t)ffn * sizeof(float);
+    run->projected = engine_buffer(e, BUFFER_PROJECTED, rows * (size_t)projected * sizeof(float));
+    run->attended = engine_buffer(e, BUFFER_ATTENDED, rows * (size_t)attended * sizeof(float));
+    run->gate_up = engine_buffer(e, BUFFER_HIDDEN, 3 * hidden);
+    run->chosen = engine_buffer(e, BUFFER_CHOSEN, ((size_t)run->step->outputs + 1) * (size_t)d->output->width * sizeof(float));
+    run->turns = engine_buffer(e, BUFFER_TURNS, rows * (size_t)d->layer->rotation->rotated * sizeof(float));
+    if (!run->projected || !run->attended || !run->gate_up || !run->chosen || !run->turns) return 0;
+    run->hidden = run->gate_up + 2 * rows * (size_t)ffn;
+    run->attending.q = run->projected;
+    run->attending.out = run->attended;
+    return 1;
+}
+
+int strata_decode(Engine *e, const Step *step, const Decoder *d, float *x, float *logits) {
+    Run run = {.engine = e, .step = step, .decoder = d, .x = x, .logits = logits, .attending = {.step = step}};
+    if (!prepare(&run)) return 1;
+    team_run(e->team, decode_work, &run);
+    return 0;
+}

@@ -1,0 +1,97 @@
+#define _GNU_SOURCE
+#include "engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+static const Kernels *const *available(void) {
+    static const Kernels *found[8];
+    int n = 0;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+              && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#if defined(STRATA_EMULATE_VNNI)
+    int vnni = avx512;
+#else
+    int vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+#endif
+    if (vnni) found[n++] = &kernels_avx512vnni;
+    if (avx512) found[n++] = &kernels_avx512;
+    if (avx2) found[n++] = &kernels_avx2;
+#elif defined(__aarch64__)
+    if (has_dotprod()) found[n++] = &kernels_dotprod;
+    found[n++] = &kernels_neon;
+#endif
+    found[n++] = &kernels_portable;
+    found[n] = NULL;
+    return found;
+}
+
+int strata_abi(void) { return ABI_VERSION; }
+
+const char *strata_isa(int i) {
+    const Kernels *const *found = available();
+    while (*found && i-- > 0) found++;
+    return *found ? (*found)->name : NULL;
+}
+
+Engine *strata_open(int threads, const char *isa) {
+    const Kernels *const *found = available();
+    if (isa) while (*found && strcmp((*found)->name, isa)) found++;
+    if (!*found || threads < 1) return NULL;
+    Engine *e = calloc(1, sizeof *e);
+    if (!e) return NULL;
+    e->kernels = *found;
+    e->team = team_new(threads);
+    if (e->team) return e;
+    free(e);
+    return NULL;
+}
+
+void strata_close(Engine *e) {
+    team_free(e->team);
+    for (int i = 0; i < BUFFERS; i++) free(e->buffer[i]);
+    free(e);
+}
+
+const char *strata_engine_isa(const Engine *e) { return e->kernels->name; }
+
+void *engine_buffer(Engine *e, enum Buffer which, size_t bytes) {
+    if (e->bytes[which] < bytes || !e->buffer[which]) {
+        free(e->buffer[which]);
+        bytes = (bytes + 4095) / 4096 * 4096 + 4096;
+        e->buffer[which] = aligned_alloc(64, bytes);
+        e->bytes[which] = e->buffer[which] ? bytes : 0;
+    }
+    return e->buffer[which];
+}
+
+#if defined(__linux__)
+void *strata_allocate(int64_t bytes) {
+    /* Kernels ask for weights a little ahead of what they read; that never faults, so the end needs no slack. */
+    void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return NULL;
+    madvise(memory, (size_t)bytes, MADV_HUGEPAGE); /* half as many misses of the address cache; refused: as well */
+    return memory;
+}
+
+void strata_release(void *memory, int64_t bytes) { munmap(memory, (size_t)bytes); }
+#else
+void *strata_allocate(int64_t bytes) {
+    size_t size = ((size_t)bytes + 63) / 64 * 64;
+    void *memory = aligned_alloc(64, size);
+    if (memory) memset(memory, 0, size);
+    return memory;
+}
+
+void strata_release(void *memory, int64_t bytes) {
+    (void)bytes;
+    free(memory);
+}
+#endif

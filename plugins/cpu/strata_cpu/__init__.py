@@ -1,0 +1,1 @@
+"""Native kernels for the CPU: backend ``cpu`` of Strata."""

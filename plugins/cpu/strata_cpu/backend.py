@@ -1,0 +1,179 @@
+"""The backend's operations: thin calls into the native library."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata_core.compute.base import AttentionSpec, Backend, Batch, Decoder, PageStore, Rotation
+from strata_core.errors import BackendError, OutOfMemory
+from strata_core.pool.layout import PageLayout
+
+from . import library as native
+from .decoder import NativeDecoder, attention_struct, rotation_struct
+from .pages import CpuPageStore
+from .step import Step
+from .weights import Matrix
+
+if TYPE_CHECKING:
+    from strata_core.memory.arena import Arena
+    from strata_core.weights.tensor import StoredTensor
+
+Floats: TypeAlias = NDArray[np.float32]
+
+
+class CpuBackend(Backend):
+    """Native kernels on the CPU's vector instructions; arrays are ``numpy.ndarray`` of float32.
+
+    Products with quantised weights are taken with activations rounded to int8 in blocks of 32; everything else is
+    float32. A row's result depends on its own sequence only: not on the number of threads, nor on the rows computed
+    with it, nor on how its prompt was cut into chunks. So it has the same bits whenever it is computed on the same
+    kind of machine.
+
+    :param threads: how many work, this one included.
+    :param isa: the instruction set; one of :func:`strata_cpu.library.instruction_sets`.
+    """
+
+    name = "cpu"
+    host_memory = True
+    kv_types = ("f16", "bf16", "f32", "int8")
+
+    def __init__(self, library: ctypes.CDLL, threads: int, isa: str):
+        self._library = library
+        self._engine = library.strata_open(threads, isa.encode())
+        if not self._engine:
+            raise BackendError(f"the system gives no {threads} threads")
+        self._close = weakref.finalize(self, library.strata_close, self._engine)
+        self._held = 0
+        self._decoders: dict[int, NativeDecoder] = {}
+        self.threads, self.isa = threads, isa
+
+    def close(self) -> None:
+        self._decoders.clear()
+        self._close()
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def matrix(self, *tensors: StoredTensor) -> Matrix:
+        matrix = Matrix(self._library, self._engine, tensors)
+        self._held += matrix.nbytes
+        return matrix
+
+    def vector(self, tensor: StoredTensor) -> Floats:
+        values = tensor.dequantise()
+        self._held += values.nbytes
+        return values
+
+    def from_host(self, values: np.ndarray) -> Floats:
+        return np.array(values, np.float32, order="C")
+
+    def to_host(self, x: Floats) -> Floats:
+        return x
+
+    def page_store(self, layout: PageLayout, chunk_pages: int, arena: Arena) -> CpuPageStore:
+        return CpuPageStore(layout, chunk_pages, arena)
+
+    def weight_bytes(self) -> int:
+        return self._held
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def begin(self, batch: Batch, stores: Sequence[PageStore]) -> Step:
+        return Step(batch, stores)
+
+    def embed(self, step: Step, table: Matrix, scale: float = 1.0) -> Floats:
+        tokens = np.ascontiguousarray(step.batch.tokens, np.int32)
+        if tokens.min() < 0 or tokens.max() >= table.edges[-1]:
+            raise BackendError(f"a token is not in the vocabulary of {table.edges[-1]}")
+        out = np.empty((len(tokens), table.width), np.float32)
+        self._library.strata_rows(table.struct, tokens.ctypes.data, len(tokens), scale, out.ctypes.data)
+        return out
+
+    def select_outputs(self, step: Step, x: Floats) -> Floats:
+        chosen: Floats = x[step.outputs]
+        return chosen
+
+    def rope(self, step: Step, x: Floats, rotation: Rotation, heads: int) -> Floats:
+        x = np.ascontiguousarray(x)
+        struct = rotation_struct(rotation)
+        self._call("strata_rope", step.struct, struct, x.ctypes.data, heads, x.shape[1] // heads)
+        return x
+
+    def attention(
+        self, step: Step, layer: tuple[int, int], q: Floats, k: Floats, v: Floats, spec: AttentionSpec
+    ) -> Floats:
+        struct = attention_struct(spec, layer, step.stores[layer[0]].layout)
+        q, k, v = (np.ascontiguousarray(x) for x in (q, k, v))
+        out = np.empty((len(q), spec.heads * spec.value_dim), np.float32)
+        pointers = (x.ctypes.data for x in (q, k, v, out))
+        self._call("strata_attention", step.struct, struct, *pointers)
+        return out
+
+    def decode(self, step: Step, x: Floats, decoder: Decoder, outputs: int) -> Floats | None:
+        native_decoder = self._decoders.get(id(decoder))
+        if native_decoder is None:  # which keeps the decoder, so that its id is not given to another one
+            native_decoder = self._decoders[id(decoder)] = NativeDecoder(decoder)
+        struct = native_decoder.struct(step.stores)
+        x = np.ascontiguousarray(x)
+        logits = np.empty((outputs, native_decoder.vocabulary), np.float32)
+        self._call("strata_decode", step.struct, struct, x.ctypes.data, logits.ctypes.data)
+        return logits if outputs else None
+
+    # -- primitives ---------------------------------------------------------------------------------------------
+
+    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        x = np.ascontiguousarray(x)
+        out, width = np.empty_like(x), len(weight)
+        pointers = x.ctypes.data, weight.ctypes.data
+        self._call("strata_norm", *pointers, eps, x.size // width, width, out.ctypes.data)
+        return out
+
+    def linear(self, x: Floats, weight: Matrix, bias: Floats | None = None) -> Floats:
+        out = np.empty((len(x), weight.edges[-1]), np.float32)
+        self._project(x, weight, out, add=False)
+        if bias is not None:
+            out += bias
+        return out
+
+    def linear_split(
+        self, x: Floats, weight: Matrix, biases: Sequence[Floats | None] | None = None
+    ) -> tuple[Floats, ...]:
+        out = np.empty((len(x), weight.edges[-1]), np.float32)
+        struct = weight.struct if biases is None else weight.with_biases(biases)
+        self._project(x, weight, out, add=False, struct=struct)
+        return tuple(out[:, a:b] for a, b in zip(weight.edges, weight.edges[1:], strict=False))
+
+    def add(self, x: Floats, y: Floats) -> Floats:
+        x += y
+        return x
+
+    def gated(self, gate: Floats, up: Floats, activation: str) -> Floats:
+        gate, up = np.ascontiguousarray(gate), np.ascontiguousarray(up)
+        kind = native.ACTIVATIONS.index(activation)
+        self._call("strata_gated", gate.ctypes.data, up.ctypes.data, gate.size, kind)
+        return gate
+
+    def add_linear(self, x: Floats, y: Floats, weight: Matrix, bias: Floats | None = None) -> Floats:
+        x = np.ascontiguousarray(x)
+        self._project(y, weight, x, add=True)
+        if bias is not None:
+            x += bias
+        return x
+
+    def _project(
+        self, x: Floats, weight: Matrix, out: Floats, *, add: bool, struct: native.Matrix | None = None
+    ) -> None:
+        x = np.ascontiguousarray(x)
+        self._call("strata_linear", struct or weight.struct, x.ctypes.data, len(x), out.ctypes.data, int(add))
+
+    def _call(self, function: str, *arguments: object) -> None:
+        """
+        :raises OutOfMemory: no memory for intermediate results.
+        """
+        if getattr(self._library, function)(self._engine, *arguments):
+            raise OutOfMemory("no memory for the intermediate results of a step")

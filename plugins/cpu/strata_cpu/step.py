@@ -1,0 +1,57 @@
+"""One step's rows, positions and page tables as kernels take them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from strata_core.compute.base import Batch, PageStore
+from strata_core.errors import BackendError
+
+from . import library as native
+from .pages import CpuPageStore
+
+
+class Step:
+    """A batch and its page stores; valid as long as they are.
+
+    :raises BackendError: a store of another backend, or a page table that does not cover its span.
+    """
+
+    def __init__(self, batch: Batch, stores: Sequence[PageStore]):
+        self.batch = batch
+        self.stores = tuple(store for store in stores if isinstance(store, CpuPageStore))
+        if len(self.stores) != len(stores):
+            raise BackendError("the cpu backend can only use page stores that it made")
+        self.positions = batch.positions
+        self.outputs = np.ascontiguousarray(batch.outputs, np.int32)
+        self._tables = [self._span_tables(batch, number) for number in range(len(batch.spans))]
+        self._addresses = np.array(
+            [[table.ctypes.data for table in tables] for tables in self._tables], np.uint64
+        ).reshape(len(batch.spans), len(self.stores))
+        base, pitch = self._addresses.ctypes.data, 8 * len(self.stores)
+        spans = [(span.start, span.rows, base + i * pitch) for i, span in enumerate(batch.spans)]
+        structs = [ctypes.pointer(store.struct) for store in self.stores]
+        self.struct = native.Step(
+            rows=batch.rows,
+            spans=len(spans),
+            outputs=len(self.outputs),
+            span=(native.Span * len(spans))(*spans),
+            position=self.positions.ctypes.data,
+            output=self.outputs.ctypes.data,
+            store=(ctypes.POINTER(native.Store) * len(structs))(*structs),
+        )
+
+    def _span_tables(self, batch: Batch, number: int) -> list[np.ndarray]:
+        span = batch.spans[number]
+        tables = []
+        for store, given in zip(self.stores, span.tables, strict=True):
+            pages = store.layout.pages_for(span.start + span.rows)
+            if len(given) < pages:
+                raise BackendError(f"a page table of {len(given)} pages does not cover {span.start + span.rows} positions")
+            table = np.ascontiguousarray(given[:pages], np.int32)
+            store.check(table)
+            tables.append(table)
+        return tables

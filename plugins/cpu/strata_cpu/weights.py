@@ -1,0 +1,71 @@
+"""Weight matrices in the layout of the kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata_core.errors import OutOfMemory
+from strata_core.weights.tensor import StoredTensor
+
+from . import library as native
+
+logger = logging.getLogger(__name__)
+
+_LANES = 16
+
+
+class Matrix:
+    """One or several weight matrices of equal ``in_features``, stacked, repacked into panels of 16 rows.
+
+    Types that the kernels know keep their codes; others are dequantised and kept as bfloat16.
+
+    :ivar struct: what native functions take.
+    :ivar edges: ``(parts + 1,)`` first row of every part, and the number of rows.
+    :ivar nbytes: memory held.
+    :raises OutOfMemory: there is none left.
+    """
+
+    def __init__(self, library: ctypes.CDLL, engine: int, tensors: Sequence[StoredTensor]):
+        self.width = tensors[0].shape[1]
+        self.edges: list[int] = np.concatenate([[0], np.cumsum([t.shape[0] for t in tensors])]).tolist()
+        sources = [_source(tensor) for tensor in tensors]
+        sizes = [-(-t.shape[0] // _LANES) * library.strata_panel_bytes(s, self.width) for t, (s, _) in zip(tensors, sources, strict=True)]
+        self.nbytes = sum(sizes)
+        memory = library.strata_allocate(self.nbytes)
+        if not memory:
+            raise OutOfMemory(f"no memory for {self.nbytes >> 20} MiB of weights ({tensors[0].name})")
+        weakref.finalize(self, library.strata_release, memory, self.nbytes)
+        self.parts = (native.Part * len(tensors))()
+        for part, tensor, (stored, data), size in zip(self.parts, tensors, sources, sizes, strict=True):
+            part.kind, part.rows, part.width = library.strata_kind(stored), tensor.shape[0], self.width
+            part.panels = -(-tensor.shape[0] // _LANES)
+            part.stride, part.data = library.strata_panel_bytes(stored, self.width), memory
+            library.strata_pack(engine, stored, data.ctypes.data, part)
+            memory += size
+        self.struct = self._stacked(self.parts)
+
+    def with_biases(self, biases: Sequence[NDArray[np.float32] | None]) -> native.Matrix:
+        """The same matrix, with a bias for each part or None. Keep the biases as long as the result."""
+        parts = (native.Part * len(self.parts))(*self.parts)
+        for part, bias in zip(parts, biases, strict=True):
+            part.bias = None if bias is None else bias.ctypes.data
+        return self._stacked(parts)
+
+    def _stacked(self, parts: ctypes.Array[native.Part]) -> native.Matrix:
+        return native.Matrix(len(parts), self.edges[-1], self.width, sum(part.panels for part in parts), parts)
+
+
+def _source(tensor: StoredTensor) -> tuple[int, NDArray[np.uint8]]:
+    """The type that the native packer reads, and the bytes."""
+    if tensor.type in native.STORED:
+        return native.STORED.index(tensor.type), tensor.data
+    logger.info("tensor %s: type %s has no kernels; kept as BF16", tensor.name, tensor.type)
+    bits = tensor.dequantise().view(np.uint32)
+    bits += 0x7FFF + (bits >> 16 & 1)
+    return native.STORED.index("BF16"), (bits >> 16).astype(np.uint16).view(np.uint8).reshape(-1)

@@ -1,0 +1,1 @@
+"""``strata cache``: looks after folders of conversations without a server."""
