@@ -61,7 +61,7 @@ def record(
         conversation_cache_min_free_mib=0, conversation_cache_park_min_free_mib=0, large_pages="off",
         restore_when="always", record_trace=trace,
     )  # fmt: skip
-    plugins = plugins or Plugins.load(environ={})
+    plugins = plugins or Plugins.load(environ={}, entry_points=())  # not what else is installed here
     texts = {name: str(value) for name, value in (values | overrides).items()}
     settings = resolve(plugins.settings(), command_line=texts, environ={}, config=None)
     with Engine.open(settings, plugins) as engine:

@@ -103,7 +103,7 @@ def test_with_conversations_on_disk_it_is_the_same(
     model: Path, tmp_path: Path, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "plugins/tiers")
-    plugins = Plugins.load(environ={}, requested=["strata_tiers"])
+    plugins = Plugins.load(environ={}, requested=["strata_tiers"], entry_points=())
     disk = {"conversation_cache_cold_dir": str(tmp_path / "cold"), "conversation_cache_cold_mib": 64}
     real = record(model, tmp_path / "trace", taking_turns, plugins, **disk, **mode)
     simulated = counted(replayed(load(tmp_path / "trace")))
