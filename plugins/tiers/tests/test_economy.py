@@ -140,16 +140,16 @@ def test_pages_of_a_device_are_staged_in_bounded_memory(tmp_path: Path, monkeypa
     assert scene.used == 0
 
 
-def test_ten_thousand_entries_start_within_two_seconds_and_are_checked_within_ten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_entries_start_and_are_checked_quickly(tmp_path: Path, count: int) -> None:
     scene = new_scene()
     level = open_level(scene, tmp_path)
     scene.put(level, ids(1, 9))
     drain(level)
     level.close()
-    count = 10_000
     write_entries(scene, tmp_path, count - 1)
     gc.collect()
-    # Time of the processor: others may be using the machine. Both read files that were just written, from the page cache.
+    # Time of the processor, as others may be using the machine; the files were just written and are in the page cache.
     start = time.process_time()
     level = open_level(scene, tmp_path, max_bytes=1 << 30)
     started = time.process_time() - start
@@ -161,8 +161,8 @@ def test_ten_thousand_entries_start_within_two_seconds_and_are_checked_within_te
     report = check(tmp_path)
     checked = time.process_time() - start
     assert (report.conversations, report.damaged) == (count, [])
-    assert started <= 3, started  # 1.3 s with the machine to itself; 2 s is the aim
-    assert checked <= 10, checked
+    assert started <= 3e-4 * count, started
+    assert checked <= 1e-3 * count, checked
 
 
 def write_entries(scene: Scene, root: Path, count: int) -> None:
