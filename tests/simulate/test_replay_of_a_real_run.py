@@ -93,9 +93,7 @@ def test_what_other_budgets_come_to_is_what_an_engine_with_them_counts(model: Pa
     "mode",
     [
         {},
-        {"conversation_cache_spill_on": "evict"},
         {"conversation_cache_park": "disk"},
-        {"conversation_cache_mib": 0},
         {"conversation_cache_slots": 2, "conversation_cache_spill_on": "evict"},
     ],
 )
