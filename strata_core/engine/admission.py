@@ -201,7 +201,10 @@ class Admission:
             live.conversation = conversation
 
     def _explain(self, task: Task, candidate: Candidate | None) -> None:
-        lost, reason = self._keeper.explain(task.query, task.cached) if task.request.cache else (0, "")
+        if not (task.request.cache and self._keeper.options.enabled):
+            task.why = "reuse is off"
+            return
+        lost, reason = self._keeper.explain(task.query, task.cached)
         lost = min(lost, len(task.prompt) - task.cached)
         if lost > 1 or (lost == 1 and task.cached + 1 < len(task.prompt)):  # the last token is always read
             task.reread = (Reread(lost, reason),)
