@@ -20,6 +20,7 @@ def fresh(driver: Make) -> Callable[..., Any]:
     def ask(prompt: np.ndarray, **fields: Any) -> Any:
         reply = cold.ask(prompt, **fields)
         assert reply.started.cached_tokens == 0
+        assert reply.record.why == "reuse is off"
         return reply
 
     return ask
@@ -182,7 +183,9 @@ def test_a_switch_between_parked_conversations_copies_no_page(driver: Make, back
 
 def test_requests_that_opt_out_neither_leave_nor_use_anything(driver: Make) -> None:
     engine = driver()
-    assert engine.ask(ids(1, count=50), cache=False).started.cached_tokens == 0
+    apart = engine.ask(ids(1, count=50), cache=False)
+    assert apart.started.cached_tokens == 0
+    assert apart.record.why == "reuse is off"
     assert engine.pages == 0
     assert engine.ask(ids(1, count=50)).started.cached_tokens == 0
     assert engine.ask(ids(1, count=50), cache=False).started.cached_tokens == 0
