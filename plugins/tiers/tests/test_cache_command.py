@@ -12,7 +12,13 @@ import attrs
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from disk_kit import drain, files_in, ids, new_scene, open_level, whole
+from disk_kit import drain, files_in, ids, new_scene, open_level, shape_of, whole
+from strata_tiers import manifest, segment
+from strata_tiers.cut import Limits, plan
+from strata_tiers.directory import Directory
+from strata_tiers.files import Files
+from strata_tiers.layout import manifest_name
+from xxhash import xxh3_128_digest
 
 from strata_core.cli import main
 from strata_core.conversations.identity import Identity
@@ -230,14 +236,26 @@ def test_warm_reads_what_it_is_told_to_and_says_when_it_cannot(cache: Run, scene
     cache("warm", "bb33", code=3)  # an entry whose segment is no file any more is not sound
 
 
+def write_at_once(scene: Scene, folder: Path, entries: list[Entry]) -> None:
+    """The files of entries, without the care that a level takes: ten thousand commits would take minutes."""
+    Directory(folder, Files()).close()
+    shape = shape_of(scene)
+    for entry in entries:
+        pieces = plan(entry, shape, Limits(), lambda parent: ())
+        pages = scene.blocks(entry)
+        for piece in pieces:
+            blocks = pages[piece.start // shape.page_tokens :][: shape.blocks(piece.count)]
+            flat = [page for block in blocks for page in block]
+            ids = entry.tokens[piece.start : piece.stop]
+            digests = [xxh3_128_digest(page) for page in flat]
+            head = segment.encode(piece, entry.identity, ids, shape, digests)
+            (folder / "segments" / piece.name).write_bytes(head + b"".join(page.tobytes() for page in flat))
+        data = manifest.encode(entry, scene.identity.parts, pieces, shape.page_tokens)
+        (folder / "conversations" / manifest_name(entry.id)).write_bytes(data)
+
+
 def test_ten_thousand_entries_are_checked_within_ten_seconds(cache: Run, scene: Scene, folder: Path) -> None:
-    level = open_level(scene, folder, max_bytes=1 << 30)
-    for number in range(10_000):
-        scene.put(level, [number % 1000, number // 1000, *range(3)])
-        level.poll()
-        if number % 500 == 499:
-            drain(level)
-    level.close()
-    start = time.monotonic()
+    write_at_once(scene, folder, [scene.entry([number % 1000, number // 1000, 1, 2]) for number in range(10_000)])
+    start = time.process_time()  # of the processor: what else the machine does shall not decide
     assert "10000 conversations" in cache("check").stdout
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10

@@ -18,7 +18,7 @@ from strata_tiers.check import entries
 from strata_tiers.directory import FolderInUse
 from strata_tiers.factory import cold_folder
 from strata_tiers.manifest import Manifest
-from strata_tiers.newfile import Progress
+from strata_tiers.newfile import Progress, no_progress
 from strata_tiers.settings import DiskSettings
 
 
@@ -121,7 +121,10 @@ def progress_bar(what: str) -> Iterator[Progress]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    if not console.is_terminal:
+        yield no_progress
+        return
+    with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
 
