@@ -83,6 +83,7 @@ class DiskLevel(Level):
     ):
         self.name = name
         self.rank = rank
+        self.folder = root
         self.when_full = options.when_full
         self._options = options
         self._workshop = workshop
