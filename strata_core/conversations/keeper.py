@@ -187,7 +187,8 @@ class Keeper:
         if candidate.found is None or candidate.shared < len(candidate.found.entry.tokens):
             return
         if candidate.found.level.rank == 0:
-            candidate.found.level.remove(candidate.found.entry)
+            with self.ladder.tolerating(candidate.found.level):
+                candidate.found.level.remove(candidate.found.entry)
 
     def reclaim(self) -> bool:
         """Get back pages of the engine's pools that conversations hold beside the slots. False when none can be.
@@ -256,8 +257,9 @@ class Keeper:
 
     def distrust(self, found: Found) -> None:
         """Drop a stored entry whose K/V made a step fail, wherever it still is."""
-        if any(entry.id == found.entry.id for entry in found.level.entries()):
-            found.level.remove(found.entry)
+        if self.ladder.holds(found.level, found.entry):
+            with self.ladder.tolerating(found.level):
+                found.level.remove(found.entry)
             self._on_left(found.entry, found.level.name, "damaged")
 
     def forget(self, live: Live, reason: str) -> None:
@@ -283,9 +285,9 @@ class Keeper:
         )
 
     def _on_trouble(self, level: str, error: Exception) -> None:
-        self._emit(LevelWarning(level=level, message=str(error)))
         now = self.clock.monotonic()
-        if now - self._warned.get(level, -60.0) >= 60.0:
+        if now - self._warned.get(level, -60.0) >= 60.0:  # a level that is broken may fail in every step
             self._warned[level] = now
+            self._emit(LevelWarning(level=level, message=str(error)))
             bug = None if isinstance(error, LevelError) else error
             log.warning("level %s: %s", level, error, exc_info=bug)

@@ -10,13 +10,13 @@ A level that fails costs what it could have given, not the request: it is report
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import attrs
 
 from strata_core.clock import Clock
 from strata_core.conversations.index import Query
+from strata_core.conversations.tolerance import Tolerance, Trouble
 from strata_core.errors import CannotAdopt, LevelError
 from strata_core.pool.table import HeldPages
 from strata_core.store.base import Entry, Level, Outcome, Usage
@@ -24,8 +24,6 @@ from strata_core.store.base import Entry, Level, Outcome, Usage
 #: Called with an entry that has left a level, the level's name, the reason, and the name of the level below that has it
 #: now, or None when nothing has.
 Left = Callable[[Entry, str, str, str | None], None]
-#: Called with a level's name and the error it met.
-Trouble = Callable[[str, Exception], None]
 
 #: Why an entry leaves whose time is over.
 AGE = "evicted: age"
@@ -61,7 +59,7 @@ def over(usage: Usage, cost: int) -> bool:
     return usage.max_entries is not None and usage.entries + 1 > usage.max_entries
 
 
-class Ladder:
+class Ladder(Tolerance):
     """All levels, best rank first.
 
     :ivar counts: ``evictions``, ``demotions``, ``superseded``, and of levels below RAM ``disk_evictions``,
@@ -77,13 +75,13 @@ class Ladder:
         page_tokens: int = 32,
         clock: Clock | None = None,
     ):
+        super().__init__(trouble)
         self.page_tokens = page_tokens
         self._clock = clock or Clock()
         self.levels = sorted(levels, key=lambda level: level.rank)
         self.counts: Counter[str] = Counter()
         self.flow: dict[str, Counter[str]] = {level.name: Counter() for level in levels}
         self._left = left
-        self._trouble = trouble
         self._guards: Counter[str] = Counter()
         self._outcomes: list[tuple[Level, Outcome]] = []  # of work that was complete at once
         self._moving: dict[str, tuple[Level, str]] = {}  # entry id -> the level it is leaving, and why
@@ -118,7 +116,7 @@ class Ladder:
         best: Found | None = None
         for level in self.levels:
             candidates: list[tuple[Entry, int]] = []
-            with self._tolerating(level):
+            with self.tolerating(level):
                 candidates = level.find(query, excluded)
             if not candidates:
                 continue
@@ -133,7 +131,7 @@ class Ladder:
         none does."""
         for number in range(first, len(self.levels) if stop is None else stop):
             level = self.levels[number]
-            with self._tolerating(level):
+            with self.tolerating(level):
                 if self._make_room(number, entry):
                     outcome = level.put(entry, pages)
                     if outcome is not None and level.rank > 0:
@@ -145,7 +143,7 @@ class Ladder:
 
     def mirror(self, entry: Entry, pages: HeldPages) -> Level | None:
         """Keep a copy of an entry below RAM too, where none is yet."""
-        if not self.below or any(level.holds(entry.id) for level in self.below):
+        if not self.below or any(self.holds(level, entry) for level in self.below):
             return None
         return self.put(entry, pages, len(self.levels) - len(self.below))
 
@@ -157,7 +155,7 @@ class Ladder:
     def _supersede(self, newer: Entry, levels: Sequence[Level]) -> int:
         dropped = 0
         for level in levels:
-            with self._tolerating(level):
+            with self.tolerating(level):
                 for entry in victims(level.beginnings(newer), self._protected(newer)):
                     if not entry.root:
                         level.remove(entry)
@@ -169,7 +167,7 @@ class Ladder:
         """Drop entries wherever they are; returns how many were."""
         dropped = 0
         for level in self.levels:
-            with self._tolerating(level):
+            with self.tolerating(level):
                 for entry in entries:
                     if entry.id not in self._guards and entry.id not in self._moving and level.holds(entry.id):
                         level.remove(entry)
@@ -180,7 +178,7 @@ class Ladder:
         """Let the oldest entry in RAM go, to get back the memory it holds. False when none can go."""
         if not self.levels or self.levels[0].rank != 0:
             return False
-        with self._tolerating(self.levels[0]):
+        with self.tolerating(self.levels[0]):
             leaving = victims(list(self.levels[0].entries()), frozenset(self._guards))
             return bool(leaving) and self._degrade(0, leaving[0], "evicted: memory")
         return False
@@ -192,28 +190,28 @@ class Ladder:
         if ram is None or not self.below:
             return
         for entry in sorted(ram.entries(), key=lambda entry: entry.used):
-            with self._tolerating(ram):
+            with self.tolerating(ram):
                 pages = ram.held(entry)
                 if pages is not None:
                     self.mirror(entry, pages)
 
     def touch(self, found: Found) -> None:
         """Note that an entry is used now, so that it is the last to leave."""
-        with self._tolerating(found.level):
+        with self.tolerating(found.level):
             found.level.update(attrs.evolve(found.entry, used=self._clock.time()))
 
     def copies(self, conversation: str) -> list[tuple[Level, Entry]]:
         """All stored copies of a conversation."""
-        return [(lv, e) for lv in self.levels for e in lv.entries() if e.conversation == conversation]
+        return [(lv, e) for lv in self.levels for e in self.entries(lv) if e.conversation == conversation]
 
     def busy(self) -> bool:
         """Whether a level has background work that :meth:`poll` must finish."""
-        return any(level.busy() for level in self.levels)
+        return any(self.busy_level(level) for level in self.levels)
 
     def poll(self) -> list[tuple[Level, Outcome]]:
         """Let levels finish background work, complete the moves that it was for, and hand on what it came to."""
         for level in self.levels:
-            with self._tolerating(level):
+            with self.tolerating(level):
                 self._outcomes += [(level, outcome) for outcome in level.poll()]
         outcomes, self._outcomes = self._outcomes, []
         for level, outcome in outcomes:
@@ -235,7 +233,7 @@ class Ladder:
         if moving is None:
             return
         source, reason = moving
-        with self._tolerating(source):
+        with self.tolerating(source):
             if outcome.kind == "failed":
                 source.set_leaving(entry, False)
             else:
@@ -268,32 +266,25 @@ class Ladder:
         :param now: seconds since the epoch.
         """
         for number, level in enumerate(self.levels):
-            with self._tolerating(level):
+            with self.tolerating(level):
                 protected = frozenset(self._guards) | frozenset(self._moving)
                 for entry in victims(level.expired(now), protected):
                     self._degrade(number, entry, AGE)
 
     def settle(self) -> bool:
         """Wait for background work, so that it gives back the engine's pages. False when there was none."""
-        working = [level for level in self.levels if level.busy()]
+        working = [level for level in self.levels if self.busy_level(level)]
         for level in working:
-            with self._tolerating(level):
+            with self.tolerating(level):
                 level.settle()
         return bool(working)
 
     def close(self) -> None:
         for level in self.levels:
-            with self._tolerating(level):
+            with self.tolerating(level):
                 level.close()
 
-    @contextmanager
-    def _tolerating(self, level: Level) -> Iterator[None]:
-        """Whatever the level raises within is reported, and goes no further."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001
-            # Also what the contract does not allow: levels come from plugins, whose faults must not end requests.
-            self._trouble(level.name, error)
+    # -- moving down --------------------------------------------------------------------------------------------
 
     def _protected(self, entry: Entry) -> frozenset[str]:
         return frozenset(self._guards) | frozenset(self._moving) | {entry.id}
@@ -326,7 +317,7 @@ class Ladder:
         good. False when it stays: only the last level deletes."""
         level = self.levels[number]
         lower = self.levels[number + 1 :]
-        has = next((below for below in lower if self._holds(below, entry)), None)
+        has = next((below for below in lower if self.holds(below, entry)), None)
         if has is not None:
             level.remove(entry)
             self._moved(entry, level, has, reason)
@@ -348,16 +339,11 @@ class Ladder:
         self._left(entry, level.name, reason, None)
         return True
 
-    def _holds(self, level: Level, entry: Entry) -> bool:
-        with self._tolerating(level):
-            return level.holds(entry.id)
-        return False
-
     def _begin_move(self, number: int, entry: Entry, reason: str) -> bool:
         source = self.levels[number]
         for place in range(number + 1, len(self.levels)):
             target = self.levels[place]
-            with self._tolerating(target):
+            with self.tolerating(target):
                 if not self._make_room(place, entry):
                     continue
                 try:

@@ -75,7 +75,7 @@ class Parking:
 
     def _place(self, entry: Entry, pages: HeldPages) -> tuple[Level | None, Verdict]:
         ladder, ram = self.ladder, self.ladder.ram
-        need = ram.cost(entry) if ram is not None and self.copies else 0
+        need = self._cost(ram, entry) if ram is not None and self.copies else 0
         evicted = 0
         while True:
             available = self.available()
@@ -87,13 +87,14 @@ class Parking:
         if verdict.action is Action.REFUSE:
             log.info(
                 "skip parking (physical RAM admission; %s; evicted %d, %d still parked)",
-                verdict.reason, evicted, len(ram.entries()) if ram is not None else 0,
+                verdict.reason, evicted, len(ladder.entries(ram)) if ram is not None else 0,
             )
             return None, verdict
         if verdict.action is Action.THROUGH:
             level = ladder.put(entry, pages, len(ladder.levels) - len(ladder.below))
             if level is not None:
-                self._keep_root(entry, pages, level)
+                with ladder.tolerating(level):
+                    self._keep_root(entry, pages, level)
             # Asked to go to disk, which would not: RAM is better than nothing, where the floor holds.
             if level is not None or ram is None or self.options.target != "disk" or available is None:
                 return level, verdict
@@ -114,8 +115,10 @@ class Parking:
     def _write(self, entry: Entry, pages: HeldPages) -> None:
         level = self.ladder.mirror(entry, pages)
         if level is not None:
-            self._mirrored[entry.conversation] = self.clock.monotonic()
-            self._keep_root(entry, pages, level)
+            if self.options.throttle_s:
+                self._mirrored[entry.conversation] = self.clock.monotonic()
+            with self.ladder.tolerating(level):
+                self._keep_root(entry, pages, level)
 
     def _keep_root(self, entry: Entry, pages: HeldPages, level: Level) -> None:
         """Keep the beginning of a conversation up to its second turn (the system prompt) for its own sake.
@@ -139,9 +142,11 @@ class Parking:
         )
         part = pages.fork(tokens)
         number = self.ladder.levels.index(level)
-        if self.ladder.put(root, part, number, number + 1) is not None:
-            roots.append(root)
-        part.release()
+        try:
+            if self.ladder.put(root, part, number, number + 1) is not None:
+                roots.append(root)
+        finally:
+            part.release()
         while roots and (
             (limit is not None and len(roots) > limit) or level.weigh(roots) > self.options.root_bytes
         ):
@@ -149,7 +154,7 @@ class Parking:
 
     def _report(self, entry: Entry, level: Level | None, elapsed: float) -> None:
         ram = self.ladder.ram
-        usage = ram.usage() if ram is not None else None
+        usage = self.ladder.usage(ram) if ram is not None else None
         target = "discarded" if level is None else "ram" if level.rank == 0 else "disk"
         log.info(
             "parked %d tokens in %.1f ms (%s); parked=%d bytes=%d evictions=%d discards=%d",
@@ -161,11 +166,21 @@ class Parking:
                 ConversationParked(
                     conversation=entry.conversation,
                     tokens=len(entry.tokens),
-                    nbytes=level.weigh([entry]),
+                    nbytes=self._weight(level, entry),
                     target=level.name,
                     seconds=elapsed,
                 )
             )
+
+    def _cost(self, level: Level, entry: Entry) -> int:
+        with self.ladder.tolerating(level):
+            return level.cost(entry)
+        return 0
+
+    def _weight(self, level: Level, entry: Entry) -> int:
+        with self.ladder.tolerating(level):
+            return level.weigh([entry])
+        return 0
 
     # -- between steps ------------------------------------------------------------------------------------------
 
@@ -177,6 +192,7 @@ class Parking:
             self.write_now(entry)
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRY_S
+            self._mirrored = {c: at for c, at in self._mirrored.items() if now - at < self.options.throttle_s}
             self.ladder.expire(self.clock.time())
         for level, outcome in self.ladder.poll():
             if outcome.kind == "stored":
@@ -192,8 +208,8 @@ class Parking:
         """Write an entry of RAM below, if RAM still has it and nothing below does."""
         self._waiting.pop(entry.conversation, None)
         ram = self.ladder.ram
-        if ram is not None and ram.holds(entry.id):
-            pages = ram.held(entry)
+        if ram is not None and self.ladder.holds(ram, entry):
+            pages = self.ladder.held(ram, entry)
             if pages is not None:
                 self._write(entry, pages)
 
@@ -233,7 +249,7 @@ class Parking:
         if pages is None:
             return
         try:
-            if any(other.holds(entry.id) for other in self.ladder.levels):
+            if any(self.ladder.holds(other, entry) for other in self.ladder.levels):
                 return
             if self.ladder.put(entry, pages, self.ladder.levels.index(level) + 1) is not None:
                 return

@@ -140,8 +140,16 @@ class Restorer:
 
     def refers(self, found: Stored) -> bool:
         """Whether restoring only holds pages once more, and so needs no room in the pools."""
-        held = found.level.held(found.entry)
-        return held is not None and held.pools == self._pools
+        return self._held(found) is not None
+
+    def _held(self, found: Stored) -> HeldPages | None:
+        """The entry's pages, where they are in the engine's own pools."""
+        try:
+            held = found.level.held(found.entry)
+        except Exception as error:  # noqa: BLE001 - levels come from plugins; the entry may still be read
+            log.warning("level %s: %s", found.level.name, error)
+            return None
+        return held if held is not None and held.pools == self._pools else None
 
     def begin(self, found: Stored, tokens: int) -> Restore:
         """Start to bring back the first ``tokens`` positions of an entry.
@@ -149,12 +157,17 @@ class Restorer:
         :raises LevelError: memory admission refuses it. :raises OutOfMemory: the pools have no room.
         """
         restore = Restore(found, tokens, self._clock.monotonic())
-        held = found.level.held(found.entry)
-        if held is not None and held.pools == self._pools:
+        held = self._held(found)
+        if held is not None:
             restore.pages = held.fork(tokens)
             return restore
         need = self.nbytes(tokens)
-        verdict = self._ask("restore", need, self._available())
+        available = self._available()
+        verdict = self._ask("restore", need, available)
+        while verdict.action is Action.REFUSE and available is not None and self._reclaim():
+            # What is asked for now is worth more than what was parked before.
+            available = self._available()
+            verdict = self._ask("restore", need, available)
         if verdict.action is Action.REFUSE:
             raise LevelError(f"memory admission; {verdict.reason}")
         if verdict.action is Action.THROUGH:

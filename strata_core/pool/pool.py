@@ -37,6 +37,8 @@ class PagePool:
         self.max_pages = max_pages
         self._holders: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}  # chunk -> heap of its free pages
+        self._open: list[int] = []  # heap of chunks with free pages, and some that have none any more
+        self._empty: set[int] = set()  # chunks of which no page is held
 
     @property
     def used(self) -> int:
@@ -60,11 +62,12 @@ class PagePool:
         """
         if self.used >= self.max_pages:
             raise OutOfMemory(f"all {self.max_pages} pages of the {self.layout.kind!r} pool are in use")
-        chunk = min((c for c, free in self._free.items() if free), default=None)
-        if chunk is None:
-            chunk = self._add_chunk()
+        while self._open and not self._free.get(self._open[0]):
+            heapq.heappop(self._open)
+        chunk = self._open[0] if self._open else self._add_chunk()
         page = heapq.heappop(self._free[chunk])
         self._holders[page] = 1
+        self._empty.discard(chunk)
         return page
 
     def retain(self, page: int) -> None:
@@ -80,8 +83,11 @@ class PagePool:
         del self._holders[page]
         chunk = page // self.store.chunk_pages
         free = self._free[chunk]
+        if not free:
+            heapq.heappush(self._open, chunk)
         heapq.heappush(free, page)
         if len(free) == self.store.chunk_pages:
+            self._empty.add(chunk)
             self._give_back()
 
     def holders(self, page: int) -> int:
@@ -109,11 +115,13 @@ class PagePool:
         self.store.add_chunk(chunk)
         first = chunk * self.store.chunk_pages
         self._free[chunk] = list(range(first, first + self.store.chunk_pages))
+        self._empty.add(chunk)
+        heapq.heappush(self._open, chunk)
         return chunk
 
     def _give_back(self) -> None:
         """Drop all empty chunks but the lowest."""
-        empty = sorted(c for c, free in self._free.items() if len(free) == self.store.chunk_pages)
-        for chunk in empty[1:]:
+        for chunk in sorted(self._empty)[1:]:
             self.store.drop_chunk(chunk)
             del self._free[chunk]
+            self._empty.discard(chunk)
