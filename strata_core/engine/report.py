@@ -14,7 +14,7 @@ def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
     """Counters and gauges now."""
     counters, keeper = core.counters, core.keeper
     ladder = keeper.ladder
-    ram = next((level.usage() for level in ladder.levels if level.rank == 0), None)
+    ram = ladder.usage(ladder.ram) if ladder.ram is not None else None
     return EngineStats(
         requests_total=dict(counters.requests),
         requests_cancelled=counters.requests["cancelled"],
@@ -56,14 +56,17 @@ def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
 
 
 def level_infos(core: EngineCore, counting: bool = False) -> tuple[LevelInfo, ...]:
-    """Fill of every level, RAM first.
+    """Fill of every level, RAM first; one that fails to tell is left out.
 
     :param counting: also go through the entries, to count conversations.
     """
     infos = []
-    for level in core.keeper.ladder.levels:
-        usage, flow = level.usage(), core.keeper.ladder.flow[level.name]
-        different = len({e.conversation for e in level.entries() if not e.root}) if counting else None
+    ladder = core.keeper.ladder
+    for level in ladder.levels:
+        usage, flow = ladder.usage(level), ladder.flow[level.name]
+        if usage is None:
+            continue
+        different = len({e.conversation for e in ladder.entries(level) if not e.root}) if counting else None
         folder = str(level.folder) if level.folder is not None else None
         infos.append(
             LevelInfo(
@@ -90,7 +93,7 @@ def conversations(core: EngineCore) -> list[ConversationInfo]:
                 )
             )
     for level in core.keeper.ladder.levels:
-        for entry in level.entries():
+        for entry in core.keeper.ladder.entries(level):
             tokens = len(entry.tokens)
             found.append(
                 ConversationInfo(
