@@ -22,7 +22,8 @@ from strata_core.errors import InvalidRequest, StrataError
 def _between(low: float, high: float) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     def check(_: object, field: attrs.Attribute[Any], value: float | None) -> None:
         if value is not None and not low <= value <= high:
-            raise InvalidRequest(f"{field.name} must be between {low:g} and {high:g}, not {value:g}", param=field.name)
+            shown = f"{value:g}" if abs(value) < 1e300 else "a number far beyond"  # not every int is a float
+            raise InvalidRequest(f"{field.name} must be between {low:g} and {high:g}, not {shown}", param=field.name)
 
     return check
 

@@ -13,6 +13,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from strata_core.errors import InvalidRequest
 
+_BEYOND = 2**63
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -115,6 +116,9 @@ class Body:
         if not isinstance(value, int) or isinstance(value, bool):
             refuse(name, "a whole number", value)
         _check_range(name, value, low, high)
+        if not -_BEYOND < value < _BEYOND:
+            # JSON has no bound; what counts with such a number fails on it, even to say it in a message.
+            raise InvalidRequest(f"{name} is too large", param=name)
         return int(value)
 
     def number(self, name: str) -> float | None:
@@ -170,4 +174,5 @@ def as_number(name: str, value: object) -> float:
 def _check_range(name: str, value: int, low: int | None, high: int | None) -> None:
     if (low is not None and value < low) or (high is not None and value > high):
         bounds = f"between {low} and {high}" if high is not None and low is not None else f"at least {low}"
-        raise InvalidRequest(f"{name} must be {bounds}, not {value}", param=name)
+        shown = value if -_BEYOND < value < _BEYOND else "a number far beyond"
+        raise InvalidRequest(f"{name} must be {bounds}, not {shown}", param=name)

@@ -98,6 +98,7 @@ class Options:
     """What a generating request asks for beside its prompt.
 
     :ivar n: choices per prompt. :ivar usage_chunk: whether a stream ends with a usage chunk.
+    :ivar max_tokens: what the request asks for; :ivar default_tokens: the operator's limit for one that does not.
     :ivar ledger: whether the reply carries the ``strata`` object.
     """
 
@@ -105,6 +106,7 @@ class Options:
     n: int
     stop: tuple[str, ...]
     max_tokens: int | None
+    default_tokens: int | None
     sampling: Sampling
     ignore_eos: bool
     stream: bool
@@ -113,6 +115,13 @@ class Options:
     cache: bool
     pin: bool
     ledger: bool
+
+    def limit(self, room: int) -> int | None:
+        """Most tokens to generate where the context has room for so many. A request that asks for more than fits is
+        refused by the engine; the operator's default, of which its client knows nothing, is cut."""
+        if self.max_tokens is not None or self.default_tokens is None:
+            return self.max_tokens
+        return min(self.default_tokens, room) if room > 0 else None
 
 
 def read_options(body: Body, settings: Settings, *, max_tokens: str, logprobs: int | None) -> Options:
@@ -124,12 +133,12 @@ def read_options(body: Body, settings: Settings, *, max_tokens: str, logprobs: i
     """
     stream = body.boolean("stream")
     _read_response_format(body)
-    limit = body.integer(max_tokens, low=1)
     return Options(
         model=body.text("model"),
         n=body.integer("n", low=1, high=MOST_CHOICES) or 1,
         stop=_read_stop(body),
-        max_tokens=limit or settings.max_tokens or None,
+        max_tokens=body.integer(max_tokens, low=1),
+        default_tokens=settings.max_tokens or None,
         sampling=read_sampling(body, settings, logprobs),
         ignore_eos=body.boolean("ignore_eos"),
         stream=stream,

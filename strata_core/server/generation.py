@@ -64,7 +64,7 @@ def submit(
             first = Request(
                 prompt=prompt,
                 sampling=options.sampling,
-                max_tokens=options.max_tokens,
+                max_tokens=options.limit(engine.max_context - len(prompt)),
                 stop=options.stop,
                 ignore_eos=options.ignore_eos,
                 cache=options.cache,

@@ -22,9 +22,13 @@ _ALLOWED_METHODS = "GET, POST, DELETE, OPTIONS"
 def load_keys(settings: Settings) -> tuple[str, ...]:
     """The API keys of the settings and of the key file (one per line; empty lines and ``#`` comments do not count).
 
-    :raises SettingsError: the file cannot be read or has no key, or a key has spaces or characters beyond ASCII.
+    :raises SettingsError: keys are given but are none; the file cannot be read or has no key; a key has spaces or
+        characters beyond ASCII.
     """
     keys = list(settings.api_key)
+    if not keys and "api_key" in settings.sources:
+        # As `--api-key "$KEY"` is where KEY is not set.
+        raise SettingsError(f"{settings.sources['api_key']}: there is no key in it", param="api_key")
     path = settings.api_key_file
     if path is not None:
         try:
@@ -128,7 +132,10 @@ def host_name(header: str) -> str:
 
 def _same_origin(origin: str, request: flask.Request) -> bool:
     # A proxy in front may speak https where we see http, so the scheme is not compared.
-    return urlsplit(origin).netloc.lower() == request.headers.get("Host", "").lower() != ""
+    try:
+        return urlsplit(origin).netloc.lower() == request.headers.get("Host", "").lower() != ""
+    except ValueError:  # half of an IPv6 address
+        return False
 
 
 def install(app: flask.Flask, gate: Gate) -> None:

@@ -264,9 +264,15 @@ class Settings:
     access_log: bool = setting(False, section=SERVER, help="Log every HTTP request.")
 
     temperature: float = setting(
-        1.0, section=SAMPLING, minimum=0, help="Temperature of requests that name none; 0 always takes the likeliest."
+        1.0,
+        section=SAMPLING,
+        minimum=0,
+        maximum=100,
+        help="Temperature of requests that name none; 0 always takes the likeliest.",
     )
-    top_k: int = setting(0, section=SAMPLING, minimum=0, help="Likeliest tokens to sample from; 0 is no limit.")
+    top_k: int = setting(
+        0, section=SAMPLING, minimum=0, maximum=2**31, help="Likeliest tokens to sample from; 0 is no limit."
+    )
     top_p: float = setting(
         1.0, section=SAMPLING, minimum=0, maximum=1, help="Least probability mass to sample from; 1 is all."
     )
@@ -277,10 +283,14 @@ class Settings:
         0,
         section=SAMPLING,
         minimum=0,
-        help="Most generated tokens of requests that name none; 0 until the context is full.",
+        help="Most generated tokens of requests that name none, fewer where the context is full; 0 is no limit.",
     )
     seed: int = setting(
-        -1, section=SAMPLING, minimum=-1, help="Seed of requests that name none; -1 draws a new one for each."
+        -1,
+        section=SAMPLING,
+        minimum=-1,
+        maximum=2**63 - 1,
+        help="Seed of requests that name none; -1 draws a new one for each.",
     )
 
     record_trace: Path | None = setting(

@@ -8,6 +8,7 @@ import pytest
 from strata_core.engine.requests import Sampling
 from strata_core.engine.sampling import Sampler, log_softmax
 from strata_core.errors import InvalidRequest
+from strata_core.settings import CORE
 
 LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
 NO_PROMPT = np.zeros(0, np.int32)
@@ -107,3 +108,12 @@ def test_values_out_of_range_are_refused_by_name(field: str, value: float) -> No
     with pytest.raises(InvalidRequest, match=field) as error:
         Sampling(**{field: value})
     assert error.value.param == field
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "seed"])
+def test_what_the_settings_allow_as_a_default_is_allowed_in_a_request(name: str) -> None:
+    (spec,) = [spec for spec in CORE if spec.name == name]
+    assert spec.minimum is not None and spec.maximum is not None
+    low = None if name == "seed" else spec.minimum  # -1 draws a seed
+    for value in (low, spec.maximum):
+        assert getattr(Sampling(**{name: value}), name) == value

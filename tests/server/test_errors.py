@@ -55,6 +55,8 @@ def error_of(response, status):
         ({"temperature": 10**400}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"top_k": -1}, "top_k"),
+        *[({name: 10**400}, name) for name in ("n", "max_tokens", "top_k", "penalty_window", "seed")],
+        *[({name: -(10**4000)}, name) for name in ("max_tokens", "top_k", "repeat_last_n", "seed")],
         ({"min_p": 1.1}, "min_p"),
         ({"typical_p": -0.1}, "typical_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
@@ -94,6 +96,12 @@ def test_an_invalid_field_is_400_and_named(client, engine, fields, param):
     reply = client.post("/v1/chat/completions", json={"messages": HELLO, **fields})
     error = error_of(reply, 400)
     assert error["param"] == param and error["type"] == "invalid_request_error"
+    assert not engine.requests
+
+
+def test_a_number_with_as_many_digits_as_json_is_read_with_is_400(client, engine):
+    raw = b'{"prompt": "x", "max_tokens": ' + b"9" * 4300 + b"}"  # one more, and it has too many digits to be printed
+    assert error_of(client.post("/v1/completions", data=raw), 400)["param"] == "max_tokens"
     assert not engine.requests
 
 

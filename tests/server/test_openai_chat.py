@@ -103,6 +103,14 @@ def test_streams_of_several_choices_are_told_apart(client):
         assert mine[-1]["finish_reason"] == "stop"
 
 
+def test_the_operators_default_limit_is_cut_to_the_context_and_the_clients_own_is_not(make_client, engine):
+    client = make_client(max_tokens=10**6)
+    assert chat(client).status_code == 200
+    (request,) = engine.requests
+    assert request.max_tokens == engine.max_context - len(request.prompt)
+    assert chat(client, max_tokens=10**6).get_json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_sampling_fields_reach_the_engine_and_defaults_come_from_the_settings(make_client, engine):
     client = make_client(temperature=0.3, top_k=11, max_tokens=4)
     chat(client)

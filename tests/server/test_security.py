@@ -6,9 +6,10 @@ import hmac
 
 import pytest
 
+from strata_core.cli.app import split_repeated
 from strata_core.errors import SettingsError
 from strata_core.server.security import Gate, host_name
-from strata_core.settings import Settings
+from strata_core.settings import CORE, Settings, resolve
 
 HELLO = {"messages": [{"role": "user", "content": "hello there, a prompt of some length"}]}
 
@@ -79,6 +80,14 @@ def test_a_key_file_without_usable_keys_is_an_error_and_not_an_open_server(tmp_p
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("given", ["", " ", ",", ", ,"])
+def test_a_key_that_is_given_and_empty_is_an_error_and_not_an_open_server(given):
+    line = {"api_key": split_repeated([given])}  # --api-key "$KEY" where KEY is not set
+    settings = resolve(CORE, command_line=line, environ={}, config=None)
+    with pytest.raises(SettingsError, match="command line --api-key"):
+        Gate.from_settings(settings)
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -127,6 +136,8 @@ def test_from_browsers_only_the_same_origin_and_allowed_ones_are_served(make_cli
         ("https://evil.example", 403),
         ("null", 403),
         ("http://localhost:3000", 403),
+        ("http://[::1", 403),
+        ("[", 403),
     ):
         headers = {"Host": "localhost"} | ({} if origin is None else {"Origin": origin})
         reply = client.post("/v1/chat/completions", json=HELLO, headers=headers)
