@@ -79,13 +79,6 @@ class Forbidden(StrataError, PermissionError):
     code = "forbidden"
 
 
-class PayloadTooLarge(StrataError, ValueError):
-    """A request body is larger than the configured bound."""
-
-    http_status = 413
-    code = "payload_too_large"
-
-
 class Overloaded(StrataError, RuntimeError):
     """The queue is full, or the server is loading or draining; the client may retry after ``retry_after`` seconds."""
 

@@ -1,1 +1,1 @@
-"""Host memory: how much there is, who holds it, and arenas that hand it out."""
+"""Host memory: how much there is, and arenas that hand it out."""

@@ -40,11 +40,6 @@ def available_memory() -> int | None:
     return probe_memory().available
 
 
-def total_memory() -> int | None:
-    """Bytes of physical memory, or the container's limit if less; None if unknown."""
-    return probe_memory().total
-
-
 # -- Linux ------------------------------------------------------------------------------------------------------
 
 
