@@ -295,10 +295,10 @@ class Engine:
             self._wake.notify_all()
 
     def _on_ended(self, record: RequestRecord) -> None:
-        self._records[record.id] = record
-        while len(self._records) > RECORDS:
-            self._records.popitem(last=False)
-        with self._wake:
+        with self._wake:  # submitting threads look through the records
+            self._records[record.id] = record
+            while len(self._records) > RECORDS:
+                self._records.popitem(last=False)
             self._open -= 1
             self._wake.notify_all()
 

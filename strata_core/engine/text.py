@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from strata_core.tokens.detokenizer import StreamingDetokenizer
+from strata_core.tokens.events import held_back
 from strata_core.tokens.tokenizer import Tokenizer
 
 
@@ -45,14 +46,6 @@ class ReplyText:
             place, self.stopped = min(places, key=lambda p: (p[0], -len(p[1])))
             self._held = ""
             return text[:place]
-        hold = max((_overlap(text, stop) for stop in self._stop), default=0)
+        hold = max((held_back(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - hold :]
         return text[: len(text) - hold]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a proper beginning of ``stop``."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

@@ -20,6 +20,9 @@ class FaultyLevel(Level):
         self.inner = inner
         self.name = inner.name
         self.rank = inner.rank
+        self.when_full = inner.when_full
+        self.folder = inner.folder
+        self.loads_aside = inner.loads_aside
         self.faults: dict[str, Exception] = {}
 
     def _fail(self, method: str) -> None:
@@ -46,9 +49,9 @@ class FaultyLevel(Level):
         self._fail("cost")
         return self.inner.cost(entry)
 
-    def put(self, entry: Entry, pages: HeldPages) -> None:
+    def put(self, entry: Entry, pages: HeldPages) -> Outcome | None:
         self._fail("put")
-        self.inner.put(entry, pages)
+        return self.inner.put(entry, pages)
 
     def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
         self._fail("load")
@@ -66,7 +69,36 @@ class FaultyLevel(Level):
         self._fail("update")
         self.inner.update(entry)
 
+    def holds(self, entry_id: str) -> bool:
+        self._fail("holds")
+        return self.inner.holds(entry_id)
+
+    def beginnings(self, entry: Entry) -> list[Entry]:
+        self._fail("beginnings")
+        return self.inner.beginnings(entry)
+
+    def adopt(self, entry: Entry, source: Level) -> None:
+        self._fail("adopt")
+        self.inner.adopt(entry, source)
+
+    def set_leaving(self, entry: Entry, leaving: bool) -> None:
+        self._fail("set_leaving")
+        self.inner.set_leaving(entry, leaving)
+
+    def expired(self, now: float) -> Sequence[Entry]:
+        self._fail("expired")
+        return self.inner.expired(now)
+
+    def reclaim(self, nbytes: int) -> None:
+        self._fail("reclaim")
+        self.inner.reclaim(nbytes)
+
+    def flush(self) -> None:
+        self._fail("flush")
+        self.inner.flush()
+
     def busy(self) -> bool:
+        self._fail("busy")
         return self.inner.busy()
 
     def poll(self) -> Sequence[Outcome]:

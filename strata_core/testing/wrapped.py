@@ -57,6 +57,9 @@ class WrappedBackend(Backend):
     def weight_bytes(self) -> int:
         return self.inner.weight_bytes()
 
+    def free_bytes(self) -> int | None:
+        return self.inner.free_bytes()
+
     def close(self) -> None:
         self.inner.close()
 

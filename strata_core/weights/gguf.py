@@ -123,5 +123,3 @@ def _alignment(path: Path, metadata: dict[str, object]) -> int:
     if type(value) is not int or value < 1 or value & (value - 1):
         raise ModelFileError(f"{path}: {key} is {value!r}, which is not a power of two", param=key)
     return value
-
-
