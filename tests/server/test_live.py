@@ -218,7 +218,8 @@ def test_state_endpoints_show_the_real_engine(server, client):
         assert json.load(done)["deleted"] is True
     assert kept["id"] not in [item["id"] for item in get(server, "/v1/conversations")["data"]]
     assert [level["name"] for level in get(server, "/v1/levels")["data"]] == ["ram"]
-    assert all(plugin["status"] == "active" for plugin in get(server, "/v1/plugins")["data"])
+    wrong = [p for p in get(server, "/v1/plugins")["data"] if p["status"] not in ("active", "blocked")]
+    assert wrong == []
 
 
 def test_what_is_wrong_with_the_model_is_said_before_a_server_starts(tmp_path, model):
