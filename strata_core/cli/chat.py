@@ -5,19 +5,19 @@ from __future__ import annotations
 import click
 
 from strata_core.cli.app import application
+from strata_core.cli.client import CLIENT, server_address, server_key
 from strata_core.cli.options import resolve, settings_options
+from strata_core.logs import log_to_stderr
 from strata_core.settings import Settings
 from strata_core.settings.schema import flag_of
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed")
 """Settings that are also fields of a request."""
-CLIENT = ("port", "api_key", "log_level", "plugins", "disable_plugins")
-"""Settings that mean something to whoever talks to a server."""
 
 
 @settings_options
 @click.command()
-@click.option("--url", metavar="URL", help="Server to talk to; without it, port PORT of this machine.")
+@click.option("--url", metavar="URL", help="Server to talk to; without it, the one at HOST and PORT.")
 @click.option("--local", is_flag=True, help="Load the model in this process instead of asking a server.")
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @click.pass_context
@@ -40,8 +40,7 @@ def chat(ctx: click.Context, url: str | None, local: bool, system: str | None) -
     from strata_core.cli.chat_session import ChatSession
 
     console = Console()
-    address = (url or f"http://127.0.0.1:{settings.port}").rstrip("/").removesuffix("/v1")
-    remote = transports.Remote(address, next(iter(settings.api_key), None))
+    remote = transports.Remote(server_address(url, settings), server_key(settings))
     if url or (not local and remote.answers()):
         _refuse_without_effect(settings, remote.url)
         remote.check()
@@ -49,6 +48,8 @@ def chat(ctx: click.Context, url: str | None, local: bool, system: str | None) -
         return
     if not local:
         console.print(f"no server answers at {remote.url}; loading the model here", style="dim", highlight=False)
+    if "log_level" in settings.sources:  # else the engine's lines would stand between those of the conversation
+        log_to_stderr(settings.log_level)
     with transports.Local(settings, application(ctx).plugins) as inside:
         ChatSession(inside, console, system, fields).run()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
+from strata_core.cli.client import error_message
 from strata_core.errors import StrataError
 from strata_core.server.app import create_app
 from strata_core.server.holder import EngineHolder
@@ -72,7 +73,7 @@ class Remote:
             with urllib.request.urlopen(request) as reply:
                 yield read_events(reply)
         except urllib.error.HTTPError as error:
-            raise ChatError(_message(error.read())) from None
+            raise ChatError(_said(error.read())) from None
         except (OSError, http.client.HTTPException) as error:
             raise ChatError(f"{self.url}: {error}") from None
 
@@ -108,7 +109,7 @@ class Local:
             builder.close()
         try:
             if not status.startswith("200"):
-                raise ChatError(_message(b"".join(chunks)))
+                raise ChatError(_said(b"".join(chunks)))
             yield read_events(_lines(chunks))
         finally:
             close = getattr(chunks, "close", None)
@@ -139,8 +140,5 @@ def read_events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def _message(raw: bytes) -> str:
-    try:
-        return str(json.loads(raw)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return raw.decode("utf-8", "replace")[:500] or "the server gave no reason"
+def _said(raw: bytes) -> str:
+    return error_message(raw) or raw.decode("utf-8", "replace")[:500] or "the server gave no reason"

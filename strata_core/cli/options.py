@@ -48,10 +48,10 @@ class SettingOption(click.Option):
 class SettingsCommand(click.Command):
     """A command with an option for every setting of core and plugins, by section.
 
-    :ivar without: sections whose settings mean nothing to this command.
+    :ivar only: names of the settings that mean something to this command; None for all.
     """
 
-    without: Collection[str] = ()
+    only: Collection[str] | None = None
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         # Kept in the context: another run of the same process may have other plugins.
@@ -65,9 +65,9 @@ class SettingsCommand(click.Command):
             ["--config"], metavar="FILE", expose_value=False, help="Configuration file instead of strata.toml."
         )
         options: list[click.Parameter] = [config]
-        for section, specs in application(ctx).plugins.settings().sections().items():
-            if section not in self.without:
-                options.extend(SettingOption(spec, name) for spec in specs for name in spec.names)
+        for specs in application(ctx).plugins.settings().sections().values():
+            chosen = [spec for spec in specs if self.only is None or spec.name in self.only]
+            options.extend(SettingOption(spec, name) for spec in chosen for name in spec.names)
         return options
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -97,10 +97,10 @@ class SettingsCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def settings_options(command: click.Command, *, without: Collection[str] = ()) -> SettingsCommand:
+def settings_options(command: click.Command, *, only: Collection[str] | None = None) -> SettingsCommand:
     """Give ``command`` an option for every setting; its callback calls :func:`resolve`.
 
-    :param without: sections to leave out, because the command would ignore their settings.
+    :param only: names of the settings to offer, where the command would ignore all others.
     """
     made = SettingsCommand(
         command.name,
@@ -111,7 +111,7 @@ def settings_options(command: click.Command, *, without: Collection[str] = ()) -
         epilog=command.epilog,
         short_help=command.short_help,
     )
-    made.without = without
+    made.only = only
     return made
 
 

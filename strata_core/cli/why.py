@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
+from strata_core.cli.client import CLIENT, error_message, server_address, server_key
 from strata_core.cli.options import resolve, settings_options
 from strata_core.cli.tables import print_table
 from strata_core.errors import NotFound, StrataError
-from strata_core.settings.core import CACHE, MODEL, SAMPLING, SERVING
 
 #: Counters by what they are called here.
 REUSED, REREAD = "strata:reused_tokens_total", "strata:reread_tokens_total"
@@ -41,7 +41,7 @@ class ServerError(StrataError):
 
 @click.command()
 @click.argument("request", required=False)
-@click.option("--url", metavar="URL", help="Server to ask; without it, port PORT of this machine.")
+@click.option("--url", metavar="URL", help="Server to ask; without it, the one at HOST and PORT.")
 @click.option("--json", "as_json", is_flag=True, help="Print the server's JSON.")
 @click.pass_context
 def why(ctx: click.Context, request: str | None, url: str | None, as_json: bool) -> None:
@@ -50,8 +50,7 @@ def why(ctx: click.Context, request: str | None, url: str | None, as_json: bool)
     REQUEST is the `id` of a reply. Without it, the totals since the server started.
     """
     settings = resolve(ctx)
-    address = (url or f"http://127.0.0.1:{settings.port}").rstrip("/").removesuffix("/v1")
-    key = next(iter(settings.api_key), None)
+    address, key = server_address(url, settings), server_key(settings)
     if request is None:
         found = ask(address, "/metrics?format=json", key)
         rows = totals(found)
@@ -67,7 +66,7 @@ def why(ctx: click.Context, request: str | None, url: str | None, as_json: bool)
             click.echo(line)
 
 
-why = settings_options(why, without=(MODEL, CACHE, SERVING, SAMPLING))
+why = settings_options(why, only=CLIENT)
 
 
 def ask(address: str, path: str, key: str | None) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def ask(address: str, path: str, key: str | None) -> dict[str, Any]:
         with urllib.request.urlopen(urllib.request.Request(address + path, headers=headers), timeout=10) as reply:
             found = json.load(reply)
     except urllib.error.HTTPError as error:
-        message = _message(error.read()) or f"{address}{path}: {error.code} {error.reason}"
+        message = error_message(error.read()) or f"{address}{path}: {error.code} {error.reason}"
         raise (NotFound if error.code == 404 else ServerError)(message) from None
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -136,10 +135,3 @@ def totals(metrics: Mapping[str, Any]) -> Rows:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{1e3 * value:,.0f} ms" if value < 10 else f"{value:,.1f} s"
-
-
-def _message(raw: bytes) -> str:
-    try:
-        return str(json.loads(raw)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return ""
