@@ -189,7 +189,7 @@ def needs_default_model(command: str, rest: Sequence[str]) -> bool:
     if any(argument in ("-h", "--help") for argument in rest):
         return False
     if command == "serve":
-        named = any(re.match(r"--model(=|$)|-m", argument) for argument in rest)
+        named = any(re.match(r"--model(=|$)", argument) for argument in rest)
         return not (named or os.environ.get("STRATA_MODEL"))
     return command == "test"
 

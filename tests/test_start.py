@@ -67,7 +67,6 @@ def test_tables_that_cannot_be_understood_are_errors(start: ModuleType, table: s
         ("serve", ["--port", "8001"], True),
         ("serve", ["--model", "x.gguf"], False),
         ("serve", ["--model=x.gguf"], False),
-        ("serve", ["-m", "x.gguf"], False),
         ("serve", ["--model-alias", "x"], True),
         ("serve", ["--help"], False),
         ("test", ["-k", "pool"], True),
