@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import click
 
 from strata_core.cli.app import application
+from strata_core.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from strata_core.weights.source import WeightSource
 
 
 @click.command()
@@ -22,4 +29,18 @@ def inspect(context: click.Context, file: str) -> None:
 
     families = application(context).plugins.families()
     architectures = {name for family in families.values() for name in family.architectures}
-    render(describe(resolve(file), architectures), Console())
+    render(describe(resolve(file), architectures, (_tokenizer_problems,)), Console())
+
+
+def _tokenizer_problems(source: WeightSource) -> Iterator[str]:
+    """Why text cannot become tokens with this file, or messages no prompt."""
+    from strata_core.tokens import ChatTemplate, Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_metadata(source.metadata)
+        template = ChatTemplate.from_metadata(source.metadata, tokenizer)
+    except ModelFileError as error:
+        yield error.message
+        return
+    if template is not None and template.error is not None:
+        yield template.error.message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -62,10 +62,15 @@ class Inspection:
     unsupported: tuple[str, ...]
 
 
-def describe(path: str | Path, architectures: Collection[str]) -> Inspection:
+#: Looks for something that cannot be used; a sentence for each.
+Check = Callable[[WeightSource], Iterable[str]]
+
+
+def describe(path: str | Path, architectures: Collection[str], checks: Sequence[Check] = ()) -> Inspection:
     """Read what a model file (or a set of files) says about itself.
 
     :param architectures: those for which a model family is registered.
+    :param checks: what else may be unsupported, beside architecture and types of tensors.
     :raises NotFound: there is no such file.
     :raises ModelFileError: the file is damaged.
     """
@@ -88,7 +93,9 @@ def describe(path: str | Path, architectures: Collection[str]) -> Inspection:
             specials=_specials(model, tokens or []),
             tied="token_embd.weight" in model.tensors and "output.weight" not in model.tensors,
             template=model.key("tokenizer.chat_template", None, str),
-            unsupported=tuple(_unsupported(architecture, types, architectures)),
+            unsupported=(
+                *_unsupported(architecture, types, architectures), *(text for check in checks for text in check(model))
+            ),
         )
 
 

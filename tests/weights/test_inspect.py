@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,24 @@ def test_what_nothing_can_run_is_listed(tmp_path: Path) -> None:
     text = shown(path, {"llama"})
     assert "unsupported: no model family for architecture mamba9" in text
     assert "no chat template" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (dict(pre="cuneiform"), "tokenizer.ggml.pre is 'cuneiform'"),
+        (dict(metadata={"tokenizer.ggml.model": "t5"}), "tokenizer.ggml.model is 't5'"),
+        (dict(template="{% for %}"), "the chat template has an error in line 1"),
+    ],
+)
+def test_a_tokenizer_or_template_that_cannot_be_used_is_listed(
+    tmp_path: Path, fields: dict[str, Any], problem: str
+) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf", **fields)
+    result = CliRunner().invoke(main, ["inspect", str(path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert f"unsupported: {problem}" in result.stdout
+    assert "nothing unsupported" not in result.stdout
 
 
 def test_a_file_without_metadata_is_described_too(tmp_path: Path) -> None:
