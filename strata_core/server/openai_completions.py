@@ -50,7 +50,8 @@ def completions() -> flask.Response:
         running = generation.submit(engine, [ids for ids, _ in prompts], options)
     except ContextLengthExceeded as error:
         # The engine does not know what the dialect calls its prompt.
-        raise ContextLengthExceeded(error.message, param="prompt") from None
+        param = "max_tokens" if error.param == "max_tokens" else "prompt"
+        raise ContextLengthExceeded(error.message, param=param) from None
     reply = TextReply(engine.name, running, options, [text if echo else "" for _, text in prompts])
     return generation.reply(engine, running, reply, options, arrived)
 

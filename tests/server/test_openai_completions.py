@@ -6,6 +6,8 @@ import pytest
 from fake_engine import scripted
 from test_openai_chat import events
 
+from strata_core.errors import ContextLengthExceeded
+
 
 def complete(client, prompt="Once upon", **fields):
     return client.post("/v1/completions", json={"prompt": prompt, **fields})
@@ -104,3 +106,13 @@ def test_no_choice_is_left_running_when_a_later_one_is_refused(client, engine):
     with engine._changed:
         engine._changed.wait_for(lambda: not engine.running and not engine.waiting, 2)
     assert engine.statuses == {"cancelled": 1}
+
+
+@pytest.mark.parametrize(("culprit", "param"), [("messages", "prompt"), ("max_tokens", "max_tokens")])
+def test_what_does_not_fit_the_context_is_named_as_this_endpoint_calls_it(client, engine, monkeypatch, culprit, param):
+    def submit(request):
+        raise ContextLengthExceeded("too long", param=culprit)
+
+    monkeypatch.setattr(engine, "submit", submit)
+    reply = client.post("/v1/completions", json={"prompt": "a"})
+    assert (reply.status_code, reply.get_json()["error"]["param"]) == (400, param)
