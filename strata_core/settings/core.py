@@ -99,7 +99,7 @@ class Settings:
         section=MODEL,
         choices=("off", "auto", "require"),
         env_switches={"STRATA_NO_LARGEPAGES": "off"},
-        help="Large memory pages for weights and cache; auto falls back to normal ones, require refuses to start.",
+        help="Large memory pages for the page pool; auto falls back to normal ones, require refuses to start.",
     )
 
     conversation_cache: bool = setting(
