@@ -298,6 +298,8 @@ class Ladder(Tolerance):
         if usage.max_bytes is not None and usage.bytes + cost > usage.max_bytes:
             level.reclaim(usage.bytes + cost - usage.max_bytes)
         while over(level.usage(), level.cost(entry)):
+            if level.when_full == "reject":
+                return False
             leaving = victims(list(level.entries()), protected)
             if not leaving or not self._degrade(number, leaving[0], "evicted: budget"):
                 return False

@@ -292,6 +292,18 @@ def test_without_a_level_in_ram_nothing_is_shed(scene: Scene) -> None:
     world.close()
 
 
+def test_a_level_that_rejects_when_full_keeps_what_it_has(scene: Scene) -> None:
+    shelf = Shelf(scene, room(scene, 2))
+    shelf.when_full = "reject"
+    cellar = Shelf(scene, room(scene, 3), "cellar", 20)
+    world = World.build(ram(scene, 1), shelf, cellar, scene=scene)
+    for number in (1, 2, 3, 4):
+        world.put(number)
+    assert (world.kept(0), world.kept(1), world.kept(2)) == ([4], [1, 2], [3])
+    assert world.ladder.counts["evictions"] == world.ladder.counts["disk_evictions"] == 0
+    world.close()
+
+
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
