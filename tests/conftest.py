@@ -10,8 +10,8 @@ import pytest
 from strata_core.errors import NotFound
 from strata_core.weights.catalogue import DEFAULT, resolve
 
-# Servers that tests start are the core's own: plugins that happen to be installed would keep conversations in the user's
-# folders and bring another backend. They have tests of their own.
+# Servers that tests start are the core's own: plugins that happen to be installed would keep conversations in the
+# user's folders and bring another backend. They have tests of their own.
 os.environ.setdefault("STRATA_DISABLE_PLUGINS", "tiers,cpu")
 
 
