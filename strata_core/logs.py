@@ -1,7 +1,7 @@
 """What the server says on stderr: one line a fact, under one prefix.
 
-Loggers are named after rooms (``strata.cache``, ``strata.requests`` ...). Lines of the conversation cache carry its
-name behind the prefix, so that they can be picked out: ``strata serve: conversation cache: parked 812 tokens ...``.
+Loggers are named after rooms (``strata.cache``, ``strata.requests`` ...). Lines of the conversation cache and the
+one of each request carry its name behind the prefix, so that they can be picked out: ``strata serve: conversation cache: parked 812 tokens ...``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 
-_ROOMS = {"strata.cache": "conversation cache: "}
+_ROOMS = dict.fromkeys(("strata.cache", "strata.requests"), "conversation cache: ")
 
 
 class _Line(logging.Formatter):

@@ -13,9 +13,12 @@ import numpy as np
 
 from strata_core.conversations.index import PrefixIndex, Query
 
-#: Bounds of the memory: 4 bytes a token, so at most 16 MiB.
+#: Bounds of the memory. Ids take 4 bytes a token, addresses about 2 (49 bytes a page of 32), the sparse index little:
+#: some 25 MiB when full.
 MAX_GHOSTS = 512
 MAX_GHOST_TOKENS = 4 << 20
+#: Pages between two that a ghost is listed under.
+STRIDE = 8
 
 
 @attrs.frozen(eq=False)
@@ -35,7 +38,7 @@ class Ghosts:
         self._max_ghosts = max_ghosts
         self._max_tokens = max_tokens
         self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
-        self._index: PrefixIndex[int] = PrefixIndex()
+        self._index: PrefixIndex[int] = PrefixIndex(STRIDE)
         self._tokens = 0
         self._next = 0
 

@@ -49,6 +49,7 @@ class Admission:
         try:
             self._resume(slot, slot.task, candidate)
         except BaseException:
+            self.abandon(slot.task)
             slot.task = None
             raise
 

@@ -28,6 +28,7 @@ from strata_core.errors import Cancelled, InvalidRequest, NotFound, StrataError
 from strata_core.events import Event, RequestFinished
 from strata_core.models.base import Model
 from strata_core.settings.core import BatchAgenda
+from strata_core.store.base import Entry, Level
 from strata_core.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("strata.requests")
@@ -313,29 +314,43 @@ class EngineCore:
         self.park_all("shutdown")
         self.keeper.save_all()
 
-    def pin(self, conversation: str, pinned: bool) -> None:
+    def pin(self, conversation: str, pinned: bool, tenant: str | None = None) -> None:
         """Set or clear the pin of all copies of a conversation.
 
+        :param tenant: whose copies; None for everyone's.
         :raises NotFound: there is none.
         """
-        lives = [s.live for s in self.slots if s.live is not None and s.live.conversation == conversation]
+        lives = [s.live for s in self._holding(conversation, tenant) if s.live is not None]
         for live in lives:
             live.pinned = pinned
-        stored = self.keeper.ladder.copies(conversation)
+        stored = self._stored(conversation, tenant)
         for level, entry in stored:
             level.update(attrs.evolve(entry, pinned=pinned))
         if not lives and not stored:
             raise NotFound(f"no conversation {conversation!r} is kept")
 
-    def delete(self, conversation: str) -> None:
+    def _holding(self, conversation: str, tenant: str | None) -> list[Slot]:
+        return [
+            slot
+            for slot in self.slots
+            if slot.live is not None
+            and slot.live.conversation == conversation
+            and (tenant is None or slot.live.tenant == tenant)
+        ]
+
+    def _stored(self, conversation: str, tenant: str | None) -> list[tuple[Level, Entry]]:
+        return [c for c in self.keeper.ladder.copies(conversation) if tenant is None or c[1].tenant == tenant]
+
+    def delete(self, conversation: str, tenant: str | None = None) -> None:
         """Forget all copies of a conversation.
 
+        :param tenant: whose copies; None for everyone's.
         :raises NotFound: there is none. :raises InvalidRequest: a request is running in it; nothing is deleted.
         """
-        slots = [s for s in self.slots if s.live is not None and s.live.conversation == conversation]
+        slots = self._holding(conversation, tenant)
         if any(slot.task is not None for slot in slots):
             raise InvalidRequest(f"conversation {conversation!r} is in use by a running request")
-        stored = self.keeper.ladder.copies(conversation)
+        stored = self._stored(conversation, tenant)
         if not slots and not stored:
             raise NotFound(f"no conversation {conversation!r} is kept")
         for slot in slots:

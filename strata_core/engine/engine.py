@@ -19,7 +19,7 @@ from strata_core.engine.requests import Request, RequestHandle, RequestRecord
 from strata_core.engine.stats import ConversationInfo, EngineStats, LevelInfo, SlotInfo
 from strata_core.engine.trace import TraceRecorder
 from strata_core.errors import BackendError, ContextLengthExceeded, InvalidRequest, NotFound, Overloaded, StrataError
-from strata_core.events import Event
+from strata_core.events import Event, ServerReady
 from strata_core.models.base import Geometry, Model
 from strata_core.tokens.template import ChatTemplate
 from strata_core.tokens.tokenizer import Tokenizer
@@ -198,19 +198,23 @@ class Engine:
         """All that can be resumed now, the most recently used first."""
         return self.call(conversations)
 
-    def pin_conversation(self, conversation: str, pinned: bool) -> None:
-        """Protect a conversation from eviction, or no longer.
+    def pin_conversation(self, conversation: str, pinned: bool, tenant: str | None = None) -> None:
+        """Protect a conversation from eviction, or no longer; with ``tenant``, only that tenant's copies.
 
         :raises NotFound: nothing of that id is kept.
         """
-        self.call(lambda core: core.pin(conversation, pinned))
+        self.call(lambda core: core.pin(conversation, pinned, tenant))
 
-    def delete_conversation(self, conversation: str) -> None:
-        """Forget a conversation in slots and on all levels.
+    def delete_conversation(self, conversation: str, tenant: str | None = None) -> None:
+        """Forget a conversation in slots and on all levels; with ``tenant``, only that tenant's copies.
 
         :raises NotFound: nothing of that id is kept. :raises InvalidRequest: a request is running in it.
         """
-        self.call(lambda core: core.delete(conversation))
+        self.call(lambda core: core.delete(conversation, tenant))
+
+    def announce(self, url: str) -> None:
+        """Tell observers that requests are taken at ``url``."""
+        self._parts.emit(ServerReady(url=url, model=self.name, backend=str(self.facts["backend"])))
 
     def call(self, action: Callable[[EngineCore], T]) -> T:
         """Run something on the engine thread between two steps, and wait for its result."""

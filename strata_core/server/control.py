@@ -70,14 +70,14 @@ def show_conversation(conversation_id: str) -> flask.Response:
 def pin(conversation_id: str) -> flask.Response:
     """Never evict it until it is unpinned."""
     _find(conversation_id)
-    common.engine().pin_conversation(conversation_id, True)
+    common.engine().pin_conversation(conversation_id, True, common.tenant())
     return flask.jsonify({"id": conversation_id, "pinned": True})
 
 
 @blueprint.post("/v1/conversations/<conversation_id>/unpin")
 def unpin(conversation_id: str) -> flask.Response:
     _find(conversation_id)
-    common.engine().pin_conversation(conversation_id, False)
+    common.engine().pin_conversation(conversation_id, False, common.tenant())
     return flask.jsonify({"id": conversation_id, "pinned": False})
 
 
@@ -85,5 +85,5 @@ def unpin(conversation_id: str) -> flask.Response:
 def delete_conversation(conversation_id: str) -> flask.Response:
     """Forget it, in slots and on all levels. Refused while a request runs in it."""
     _find(conversation_id)
-    common.engine().delete_conversation(conversation_id)
+    common.engine().delete_conversation(conversation_id, common.tenant())
     return flask.jsonify({"id": conversation_id, "deleted": True})

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as ProgressBar
 
 from strata_core.errors import StrataError
-from strata_core.events import ServerReady
 from strata_core.server.app import create_app
 from strata_core.server.holder import EngineHolder, Progress
 from strata_core.settings import Settings
@@ -87,7 +86,7 @@ class Service:
             f"ready at {url} (model {engine.name}, backend {backend},"
             f" context {engine.max_context}, slots {engine.parallel})"
         )
-        self.plugins.observe(ServerReady(url=url, model=engine.name, backend=backend))
+        engine.announce(url)
 
     def stop(self) -> None:
         """Drain and close. Blocks up to the drain time and what keeping the conversations takes."""

@@ -179,3 +179,14 @@ def test_a_turn_after_an_idle_time_still_resumes(engine: Engine) -> None:
     prompt = join(ids(1, count=20), first.tokens, ids(2, count=3))
     reply = engine.submit(Request(prompt=prompt, sampling=GREEDY, max_tokens=2)).result()
     assert reply.started.cached_tokens == 23
+
+
+def test_a_conversation_is_pinned_and_deleted_for_its_own_tenant_only(engine: Engine) -> None:
+    engine.submit(request(1, tenant="a")).result()
+    (info,) = engine.conversations()
+    with pytest.raises(NotFound):
+        engine.pin_conversation(info.id, True, "b")
+    with pytest.raises(NotFound):
+        engine.delete_conversation(info.id, "b")
+    engine.delete_conversation(info.id, "a")
+    assert engine.conversations() == []

@@ -242,10 +242,13 @@ class FakeEngine:
     def conversations(self) -> list[ConversationInfo]:
         return list(self.kept.values())
 
-    def pin_conversation(self, conversation_id: str, pinned: bool) -> None:
+    def announce(self, url: str) -> None:
+        self.announced = url
+
+    def pin_conversation(self, conversation_id: str, pinned: bool, tenant: str | None = None) -> None:
         self.kept[conversation_id] = attrs.evolve(self.kept[conversation_id], pinned=pinned)
 
-    def delete_conversation(self, conversation_id: str) -> None:
+    def delete_conversation(self, conversation_id: str, tenant: str | None = None) -> None:
         del self.kept[conversation_id]
 
     def levels(self) -> tuple[LevelInfo, ...]:
