@@ -3,10 +3,10 @@
     python bench/agents.py [--model NAME|FILE] [--modes none,ram,disk,disk-only] [--tokens N] [--rounds N]
                            [--rounds-after N] [serve options]
 
-``none`` reuses nothing, ``ram`` keeps conversations in memory alone, ``disk`` parks to disk, ``disk-only`` has no budget
-in RAM at all. With a disk mode every turn but each agent's first must resume, also after the restart; its prompt must
-take at most an eighth of the time that ``none`` takes (medians); and its replies must be those of ``none``, which the
-numpy backend promises (``--backend numpy``, the default here).
+``none`` reuses nothing, ``ram`` keeps conversations in memory alone, ``disk`` parks to disk, ``disk-only`` has no
+budget in RAM at all. With a disk mode every turn but each agent's first must resume, also after the restart; its prompt
+must take at most an eighth of the time that ``none`` takes (medians); and its replies must be those of ``none``, which
+the numpy backend promises (``--backend numpy``, the default here).
 """
 
 from __future__ import annotations
