@@ -16,16 +16,10 @@ static const Kernels *const *available(void) {
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
               && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#if defined(STRATA_EMULATE_VNNI)
-    int vnni = avx512;
-#else
-    int vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-#endif
-    if (vnni) found[n++] = &kernels_avx512vnni;
+    if (avx512 && __builtin_cpu_supports("avx512vnni")) found[n++] = &kernels_avx512vnni;
     if (avx512) found[n++] = &kernels_avx512;
     if (avx2) found[n++] = &kernels_avx2;
 #elif defined(__aarch64__)
-    if (has_dotprod()) found[n++] = &kernels_dotprod;
     found[n++] = &kernels_neon;
 #endif
     found[n++] = &kernels_portable;

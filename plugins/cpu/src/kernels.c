@@ -14,8 +14,6 @@ TABLE(kernels_avx512vnni, "avx512vnni");
 TABLE(kernels_avx512, "avx512");
 #elif defined(STRATA_ISA_AVX2)
 TABLE(kernels_avx2, "avx2");
-#elif defined(STRATA_ISA_DOTPROD)
-TABLE(kernels_dotprod, "dotprod");
 #elif defined(STRATA_ISA_NEON)
 TABLE(kernels_neon, "neon");
 #else

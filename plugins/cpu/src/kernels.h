@@ -63,7 +63,7 @@ typedef struct {
     int64_t (*attend_scratch)(const Attention *a, int rows); /* floats */
 } Kernels;
 
-extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_neon, kernels_dotprod;
+extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_neon;
 
 static inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 

@@ -124,7 +124,7 @@ INLINE void dense_tile(int kind, int rows, const uint8_t *w, int width, const fl
     for (int r = 0; r < rows; r++) sums[r] = vf_add(vf_add(part[r][0], part[r][1]), vf_add(part[r][2], part[r][3]));
 }
 
-INLINE void put_tile(const Part *part, int panel, int rows, const vf *sums, float *out, int64_t stride, int add) {
+static __attribute__((noinline)) void put_tile(const Part *part, int panel, int rows, const vf *sums, float *out, int64_t stride, int add) {
     int column = panel * LANES, valid = part->rows - column;
     if (valid > LANES) valid = LANES;
     for (int r = 0; r < rows; r++) {

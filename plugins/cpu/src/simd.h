@@ -26,7 +26,7 @@
 #include "simd_avx512.h"
 #elif defined(STRATA_ISA_AVX2)
 #include "simd_avx2.h"
-#elif defined(STRATA_ISA_NEON) || defined(STRATA_ISA_DOTPROD)
+#elif defined(STRATA_ISA_NEON)
 #include "simd_neon.h"
 #else
 #include "simd_portable.h"

@@ -23,7 +23,7 @@ _LANES = 16
 class Matrix:
     """One or several weight matrices of equal ``in_features``, stacked, repacked into panels of 16 rows.
 
-    Types that the kernels know keep their codes; others are dequantised and kept as bfloat16.
+    Types that the kernels know keep their codes; others are dequantised and kept as float16.
 
     :ivar struct: what native functions take.
     :ivar edges: ``(parts + 1,)`` first row of every part, and the number of rows.
@@ -65,7 +65,8 @@ def _source(tensor: StoredTensor) -> tuple[int, NDArray[np.uint8]]:
     """The type that the native packer reads, and the bytes."""
     if tensor.type in native.STORED:
         return native.STORED.index(tensor.type), tensor.data
-    logger.info("tensor %s: type %s has no kernels; kept as BF16", tensor.name, tensor.type)
-    bits = tensor.dequantise().view(np.uint32)
-    bits += 0x7FFF + (bits >> 16 & 1)
-    return native.STORED.index("BF16"), (bits >> 16).astype(np.uint16).view(np.uint8).reshape(-1)
+    values = tensor.dequantise()
+    kept = "F16" if np.abs(values).max(initial=0) < 65504 else "F32"
+    logger.info("tensor %s: type %s has no kernels; kept as %s", tensor.name, tensor.type, kept)
+    numbers = values.astype(np.float16) if kept == "F16" else values
+    return native.STORED.index(kept), numbers.view(np.uint8).reshape(-1)

@@ -1,0 +1,36 @@
+"""What the tests of the cpu backend share."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from strata_cpu import library
+from strata_cpu.backend import CpuBackend
+
+
+def native() -> ctypes.CDLL:
+    return library.load(library.library_path())
+
+
+def instruction_sets() -> list[str]:
+    """Those that can be run here, best first; none where the library was not built."""
+    return library.instruction_sets(native()) if library.library_path().exists() else []
+
+
+def make(threads: int = 2, isa: str | None = None) -> CpuBackend:
+    return CpuBackend(native(), threads, isa or instruction_sets()[0])
+
+
+@pytest.fixture(scope="session", params=instruction_sets())
+def isa(request: pytest.FixtureRequest) -> str:
+    """Every instruction set in turn."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(autouse=True)
+def needs_kernels() -> None:
+    if not instruction_sets():
+        pytest.skip(f"no kernels: {library.library_path()} was not built")
