@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import flask
-from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from strata_core.errors import InvalidRequest
 
@@ -43,11 +44,30 @@ def read_json() -> dict[str, Any]:
 
 def _read_bounded(request: flask.Request) -> bytes:
     """The whole body. Werkzeug refuses too large a ``Content-Length`` but cuts a chunked body off at the bound."""
-    raw = request.get_data(cache=False)
+    with arriving():
+        raw = request.get_data(cache=False)
+    check_complete(request, len(raw))
     bound = request.max_content_length
     if request.content_length is None and bound is not None and len(raw) >= bound:
         raise RequestEntityTooLarge
     return raw
+
+
+@contextlib.contextmanager
+def arriving() -> Iterator[None]:
+    """Around reading of a body: what its connection raises becomes an :class:`InvalidRequest`."""
+    try:
+        yield
+    except (OSError, ClientDisconnected) as error:  # werkzeug makes the second of the first where it counts bytes
+        why = error.strerror if isinstance(error, OSError) else None
+        raise InvalidRequest(f"the request body did not arrive: {why or 'its connection broke'}") from None
+
+
+def check_complete(request: flask.Request, received: int) -> None:
+    """:raises InvalidRequest: the client announced more bytes than it sent before it closed its end."""
+    announced = request.content_length
+    if announced is not None and received < announced:
+        raise InvalidRequest(f"the request body ended after {received} of {announced} bytes")
 
 
 def _no_constant(name: str) -> NoReturn:

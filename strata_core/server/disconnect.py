@@ -10,6 +10,9 @@ from typing import Any
 POLL_S = 0.1
 """Longest time between two looks at a client's connection, in seconds."""
 
+_GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP if hasattr(select, "poll") else 0
+"""What ``poll`` says of a peer that has closed its end, also behind bytes not yet read. The first is Linux's."""
+
 Probe = Callable[[], bool]
 """Answers whether the client has gone; cheap, never blocks."""
 
@@ -36,9 +39,12 @@ def has_hung_up(sock: socket.socket) -> bool:
     """
     try:
         poll = select.poll()  # select() cannot watch descriptors above 1023
-        poll.register(sock, select.POLLIN)
-        if not poll.poll(0):
+        poll.register(sock, select.POLLIN | _GONE)
+        found = poll.poll(0)
+        if not found:
             return False
+        if found[0][1] & _GONE:
+            return True
         # A flag for this call rather than setblocking(): the socket's writer relies on its mode.
         return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except (BlockingIOError, InterruptedError):

@@ -8,7 +8,7 @@ from typing import Any
 import flask
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
 
-from strata_core.errors import Overloaded, StrataError, Unauthorized
+from strata_core.errors import InvalidRequest, Overloaded, StrataError, Unauthorized
 
 log = logging.getLogger("strata.server")
 
@@ -63,6 +63,11 @@ def _http_error(error: HTTPException) -> flask.Response:
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
     return response
+
+
+def malformed_body(error: Exception) -> flask.Response:
+    """The reply to a request whose body is not framed as HTTP wants it."""
+    return error_response(InvalidRequest(f"the request body cannot be read: {error}"))
 
 
 def _bug(error: Exception) -> flask.Response:

@@ -13,8 +13,11 @@ from typing import Any
 import flask
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
-from gunicorn.workers.gthread import ThreadWorker
+from gunicorn.http.errors import ParseException
+from gunicorn.workers.gthread import TConn, ThreadWorker
 
+from strata_core.server.client_socket import ClientSocket
+from strata_core.server.errors import malformed_body
 from strata_core.server.service import Service, say
 
 _KEEP_CONVERSATIONS_S = 30
@@ -57,6 +60,11 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     """
 
     _stopping = False
+
+    def enqueue_req(self, conn: TConn) -> None:
+        if not isinstance(conn.sock, ClientSocket):
+            conn.sock = ClientSocket.adopt(conn.sock)
+        super().enqueue_req(conn)
 
     def init_signals(self) -> None:
         super().init_signals()
@@ -132,6 +140,8 @@ class Application(BaseApplication):  # type: ignore[misc]
             self.cfg.set(name, value)
 
     def load(self) -> flask.Flask:
+        # gunicorn raises its own errors where a body is read whose chunks are malformed.
+        self.service.app.register_error_handler(ParseException, malformed_body)
         return self.service.app
 
     def run(self) -> None:

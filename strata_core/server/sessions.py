@@ -17,7 +17,7 @@ from strata_core.engine import exchange
 from strata_core.engine import sessions as slots
 from strata_core.errors import InvalidRequest, NotSupported, StorageError
 from strata_core.server import common
-from strata_core.server.body import Body, read_json
+from strata_core.server.body import Body, arriving, check_complete, read_json
 from strata_core.store.filenames import private_folder, resolve
 from strata_core.store.session import SessionFile
 
@@ -132,20 +132,26 @@ def import_conversation() -> flask.Response:
 def _receive(path: Path) -> None:
     """Write the request's body to a file.
 
-    :raises RequestEntityTooLarge: it is larger than bodies may be.
+    :raises RequestEntityTooLarge: it is larger than bodies may be. :raises InvalidRequest: it did not arrive whole.
     """
     request = flask.request
     bound = request.max_content_length
     received = 0
     try:
         with path.open("xb") as file:
-            while piece := request.stream.read(_CHUNK):
+            while piece := _next_piece(request):
                 received += len(piece)
                 file.write(piece)
     except OSError as error:
         raise StorageError(f"the upload cannot be stored: {error.strerror or error}") from error
     if request.content_length is None and bound is not None and received >= bound:
         raise RequestEntityTooLarge  # werkzeug cuts a body of unannounced length off at the bound
+    check_complete(request, received)
+
+
+def _next_piece(request: flask.Request) -> bytes:
+    with arriving():
+        return request.stream.read(_CHUNK)
 
 
 @blueprint.post("/v1/conversations/<conversation_id>/verify")

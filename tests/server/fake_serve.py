@@ -11,12 +11,15 @@ from fake_engine import FakeEngine
 
 from strata_core.errors import ModelFileError
 from strata_core.plugins import Plugins
+from strata_core.server import client_socket
 from strata_core.server.runner import serve
 from strata_core.settings import Settings
 
 
 def main(options: dict) -> int:
     settings = Settings(**{"port": 0, **options.get("settings", {})})
+
+    client_socket.RECEIVE_S = options.get("receive_s", client_socket.RECEIVE_S)
 
     def open_engine(settings, plugins, progress):
         progress("reading weights", 0.5)

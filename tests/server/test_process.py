@@ -14,7 +14,8 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from urllib.parse import urlsplit
 
 import psutil
@@ -165,6 +166,46 @@ def test_a_body_is_bounded_whether_its_length_is_announced_or_not(fake_server, c
             assert reply.status == status
             found = json.loads(reply.read())
             assert status == 200 or found["error"]["code"] == "payload_too_large"
+
+
+def test_clients_that_vanish_within_their_request_do_not_hold_the_server(fake_server):
+    server = fake_server(receive_s=0.5, settings={"parallel": 1, "queue": 0})
+    address = urlsplit(server.url)
+    threads = 17  # slots, queue and 16 more
+    half = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 9\r\n\r\n{",
+    )
+    with ExitStack() as cleanup:
+        socks = []
+        for number in range(threads):
+            sock = socket.create_connection((address.hostname, address.port), timeout=10)
+            socks.append(cleanup.enter_context(sock))
+            sock.sendall(half[number % 2])
+        assert get(server, "/health") == {"status": "ok"}
+        for number, sock in enumerate(socks):
+            answer = b"".join(iter(partial(sock.recv, 1 << 16), b""))
+            assert answer == b"" if number % 2 == 0 else b" 400 " in answer and b"did not arrive" in answer, answer
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "said"),
+    [
+        ("Transfer-Encoding: chunked", b"zz\r\n", b"Invalid chunk size"),
+        ("Content-Length: 99", b'{"content": "x"}', b"ended after 16 of 99 bytes"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/conversations/import"])
+def test_a_body_that_is_not_framed_as_announced_is_400(fake_server, path, head, body, said):
+    server = fake_server()
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), timeout=30) as sock:
+        sock.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n".encode() + body)
+        sock.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(partial(sock.recv, 1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 400") and said in answer
+    assert "Traceback" not in server.log
 
 
 @pytest.mark.parametrize("carrier", ["gunicorn", "waitress"])

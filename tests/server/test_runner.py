@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import select
 import socket
 
 import pytest
 from rich.console import Console
 
 from strata_core.errors import InvalidRequest, SettingsError
+from strata_core.server import client_socket
 from strata_core.server.body import Body
+from strata_core.server.client_socket import ClientSocket
 from strata_core.server.disconnect import has_hung_up, probe_of
 from strata_core.server.runner import choose_server, listen, url_of
 from strata_core.server.service import LoadingDisplay
@@ -56,6 +59,34 @@ def test_a_peer_that_closed_is_noticed_and_one_that_sent_more_is_not():
         there.close()
         assert probe()
     assert has_hung_up(here)
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="only Linux tells it apart from bytes not yet read")
+def test_a_peer_that_closed_behind_bytes_nobody_has_read_is_noticed():
+    here, there = socket.socketpair()
+    with here:
+        there.sendall(b"GET /health HTTP/1.1\r\n")
+        assert not has_hung_up(here)
+        there.close()
+        assert has_hung_up(here) and here.recv(99).startswith(b"GET")
+
+
+def test_a_client_that_stays_silent_or_takes_nothing_counts_as_reset(monkeypatch):
+    monkeypatch.setattr(client_socket, "RECEIVE_S", 0.1)
+    monkeypatch.setattr(client_socket, "SEND_S", 0.1)
+    here, there = socket.socketpair()
+    with ClientSocket.adopt(here) as client, there:
+        client.setblocking(True)
+        there.sendall(b"abc")
+        assert client.recv(9) == b"abc"
+        assert not has_hung_up(client)
+        with pytest.raises(ConnectionResetError, match="nothing came"):
+            client.recv(9)
+        with pytest.raises(ConnectionResetError, match="took nothing"):
+            client.sendall(bytes(1 << 24))
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            client.recv(9)
 
 
 def test_without_a_way_to_ask_a_client_counts_as_there():
