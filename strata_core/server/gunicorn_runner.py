@@ -66,6 +66,15 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             conn.sock = ClientSocket.adopt(conn.sock)
         super().enqueue_req(conn)
 
+    def handle(self, conn: TConn) -> Any:
+        """On a thread of the pool. gunicorn would close on the thread that accepts connections, and wait there for up
+        to two seconds until the client closes its end too."""
+        more = super().handle(conn)
+        if more is False:
+            conn.close(graceful=True)
+            conn.close = _already_closed
+        return more
+
     def init_signals(self) -> None:
         super().init_signals()
         # The terminal sends these to the whole process group. The parent gets them too and decides.
@@ -85,6 +94,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def handle_quit(self, sig: int, frame: Any) -> None:
         os._exit(1)  # asked twice to stop: do not wait for anything
+
+
+def _already_closed(graceful: bool = False) -> None:
+    """What is left to do for a connection after it was closed on its own thread."""
 
 
 class Parent(Arbiter):  # type: ignore[misc]
