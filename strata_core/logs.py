@@ -1,7 +1,8 @@
 """What the server says on stderr: one line a fact, under one prefix.
 
-Loggers are named after rooms (``strata.cache``, ``strata.requests`` ...). Lines of the conversation cache and the
-one of each request carry its name behind the prefix, so that they can be picked out: ``strata serve: conversation cache: parked 812 tokens ...``.
+Loggers are named after rooms (``strata.cache``, ``strata.requests`` ...). Lines of the conversation cache and the one
+of each request carry its name behind the prefix, so that they can be picked out:
+``strata serve: conversation cache: parked 812 tokens ...``.
 """
 
 from __future__ import annotations
