@@ -192,15 +192,15 @@ def test_clients_that_vanish_within_their_request_do_not_hold_the_server(fake_se
 def test_clients_that_do_not_close_their_end_keep_nobody_waiting(fake_server):
     server = fake_server()
     address = urlsplit(server.url)
+    start = time.monotonic()
     with ExitStack() as cleanup:
         for _ in range(8):
             sock = socket.create_connection((address.hostname, address.port), timeout=10)
             cleanup.enter_context(sock)
             sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert b"200 OK" in b"".join(iter(partial(sock.recv, 1 << 16), b""))  # until the server closed its end
-        start = time.monotonic()
         assert get(server, "/health") == {"status": "ok"}
-    assert time.monotonic() - start < 5  # 16 s if they were closed one after the other before
+    assert time.monotonic() - start < 8  # 16 s if each were waited for
 
 
 @pytest.mark.parametrize(
