@@ -133,4 +133,5 @@ def _slot_info(slot: Slot, context: int) -> SlotInfo:
         context=context,
         read_rate=read_rate,
         generate_rate=generate_rate,
+        tenant=task.request.tenant if task else slot.live.tenant if slot.live else "",
     )

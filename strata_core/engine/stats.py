@@ -15,6 +15,7 @@ class SlotInfo:
 
     :ivar read_rate: prompt tokens per second of the running request so far; None before that is measured.
     :ivar generate_rate: the same of generated tokens.
+    :ivar tenant: whose conversation or request it holds.
     """
 
     id: int
@@ -27,6 +28,7 @@ class SlotInfo:
     context: int
     read_rate: float | None = None
     generate_rate: float | None = None
+    tenant: str = ""
 
 
 @attrs.frozen

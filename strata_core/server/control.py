@@ -12,7 +12,7 @@ from strata_core.server import common
 from strata_core.server.replies import record_object
 
 if TYPE_CHECKING:
-    from strata_core.engine.stats import ConversationInfo
+    from strata_core.engine.stats import ConversationInfo, SlotInfo
 
 blueprint = flask.Blueprint("control", __name__)
 
@@ -21,8 +21,14 @@ _PREFIXES = ("chatcmpl-", "cmpl-")
 
 @blueprint.get("/slots")
 def slots() -> flask.Response:
-    """Every slot: idle, reading or generating, and how far it is."""
-    return flask.jsonify([attrs.asdict(slot) for slot in common.engine().slots()])
+    """Every slot: idle, reading or generating, and how far it is. What it is about is shown to its owner only."""
+    mine = common.tenant()
+    return flask.jsonify([_shown_slot(slot, slot.tenant == mine) for slot in common.engine().slots()])
+
+
+def _shown_slot(slot: SlotInfo, own: bool) -> dict[str, Any]:
+    shown = attrs.asdict(slot, filter=lambda field, _: field.name != "tenant")
+    return shown if own else shown | {"request_id": None, "conversation": None}
 
 
 @blueprint.get("/v1/requests/<request_id>")

@@ -190,3 +190,10 @@ def test_a_conversation_is_pinned_and_deleted_for_its_own_tenant_only(engine: En
         engine.delete_conversation(info.id, "b")
     engine.delete_conversation(info.id, "a")
     assert engine.conversations() == []
+
+
+def test_slots_and_conversations_name_whose_they_are(engine: Engine) -> None:
+    for seed, tenant in ((1, "a"), (2, "b")):
+        engine.submit(request(seed, tenant=tenant)).result()
+    assert sorted(slot.tenant for slot in engine.slots()) == ["a", "b"]
+    assert sorted(info.tenant for info in engine.conversations()) == ["a", "b"]

@@ -7,6 +7,7 @@ import hmac
 import pytest
 
 from strata_core.cli.app import split_repeated
+from strata_core.engine.stats import SlotInfo
 from strata_core.errors import SettingsError
 from strata_core.server.security import Gate, host_name
 from strata_core.settings import CORE, Settings, resolve
@@ -195,6 +196,17 @@ def test_requests_and_conversations_of_other_keys_look_like_unknown_ones(make_cl
     assert client.get("/v1/conversations", headers=bearer("x")).get_json()["data"] == []
     for method, path in (("get", ""), ("delete", ""), ("post", "/pin"), ("post", "/unpin")):
         assert getattr(client, method)(f"/v1/conversations/c1{path}", headers=bearer("x")).status_code == 404
+
+
+def test_what_a_slot_is_about_is_shown_to_its_owner_only(make_client, engine):
+    client = make_client(api_key=("x", "y"))
+    client.post("/v1/chat/completions", json=HELLO, headers=bearer("x"))
+    tenant = engine.requests[-1].tenant
+    engine.slots = lambda: [SlotInfo(0, "idle", "r1", "c1", 7, None, None, 4096, tenant=tenant)]
+    (own,) = client.get("/slots", headers=bearer("x")).get_json()
+    (foreign,) = client.get("/slots", headers=bearer("y")).get_json()
+    assert (own["request_id"], own["conversation"], own["tokens"]) == ("r1", "c1", 7)
+    assert foreign == own | {"request_id": None, "conversation": None} and "tenant" not in own
 
 
 def test_host_headers_are_reduced_to_their_name():
