@@ -34,7 +34,7 @@ def database(tmp_path: Path) -> Path:
 @pytest.fixture
 def open_engine(models: list[Path], database: Path) -> Iterator[Open]:
     """Opens engines with one slot and room for one conversation in RAM; closes what is left open."""
-    plugins = Plugins.load(environ={}, requested=["strata_level_sqlite"])
+    plugins = Plugins.load(environ={}, requested=["strata_level_sqlite"], blocked=["tiers"])
     engines: list[Engine] = []
 
     def make(model: int = 0, **overrides: Any) -> Engine:
