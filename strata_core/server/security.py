@@ -32,7 +32,7 @@ def load_keys(settings: Settings) -> tuple[str, ...]:
     path = settings.api_key_file
     if path is not None:
         try:
-            lines = path.read_text("utf-8").splitlines()
+            lines = path.read_text("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"api_key_file: cannot read {path}: {error}", param="api_key_file") from None
         found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]

@@ -83,7 +83,9 @@ def read_config(path: Path) -> ConfigFile:
     :raises SettingsError: it cannot be read or is not TOML; the message has file and line.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows' editors begin files with a mark
+    except RecursionError:
+        raise SettingsError(f"{path}: nested too deeply") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: {error}") from None
     return ConfigFile(path, values)

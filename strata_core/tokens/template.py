@@ -56,7 +56,7 @@ class ChatTemplate:
         with_tools = None
         if override_path is not None:
             try:
-                source = Path(override_path).expanduser().read_text(encoding="utf-8")
+                source = Path(override_path).expanduser().read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
                 raise SettingsError(
                     f"the chat template file {override_path} cannot be read: {error}", param="chat_template_file"

@@ -170,9 +170,16 @@ def test_a_named_file_that_is_missing_is_an_error_that_says_who_named_it(tmp_pat
         find_config(None, {"STRATA_CONFIG": str(tmp_path / "x")}, [])
 
 
-@pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe", b"port = 1\nport = 2"])
+@pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe", b"port = 1\nport = 2", b"a = " + b"[" * 5000])
 def test_a_file_that_is_not_toml_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "strata.toml"
     path.write_bytes(content)
     with pytest.raises(SettingsError, match=r"strata\.toml: "):
         find_config(path, {}, [])
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "strata.toml"
+    path.write_bytes(b"\xef\xbb\xbfport = 7\n")
+    config = find_config(path, {}, [])
+    assert config is not None and config.values == {"port": 7}

@@ -65,8 +65,9 @@ def test_every_key_is_compared_in_constant_time(make_client, monkeypatch):
 
 def test_keys_are_also_read_from_a_file(make_client, tmp_path):
     path = tmp_path / "keys"
-    path.write_text("# mine\nfirst\n\n  second  \n")
+    path.write_bytes(b"\xef\xbb\xbfzeroth\n# mine\nfirst\n\n  second  \n")  # Windows' editors begin files with a mark
     client = make_client(api_key_file=path)
+    assert client.get("/v1/models", headers=bearer("zeroth")).status_code == 200
     assert client.get("/v1/models", headers=bearer("second")).status_code == 200
     assert client.get("/v1/models").status_code == 401
 

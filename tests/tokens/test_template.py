@@ -160,3 +160,10 @@ def test_rendering_equals_that_of_transformers(source):
     tools = [{"type": "function", "function": {"name": "t", "parameters": {"ü": "<x>"}}}]
     theirs, _ = render_jinja_template([conversation], tools=tools, chat_template=source, add_generation_prompt=True)
     assert render(source, conversation, tools=tools) == theirs[0]
+
+
+def test_a_byte_order_mark_before_a_template_file_is_no_part_of_the_prompt(tokenizer, tmp_path):
+    path = tmp_path / "chat.jinja"
+    path.write_bytes(b"\xef\xbb\xbf{{ messages[0].content }}")
+    template = ChatTemplate.from_metadata({}, tokenizer, path)
+    assert template is not None and template.source == "{{ messages[0].content }}"
