@@ -174,11 +174,6 @@ class Files:
         about = os.statvfs(folder)
         return about.f_bavail * about.f_frsize
 
-    def ahead(self, fd: int, offset: int, nbytes: int) -> None:
-        """Say that bytes will be read soon."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
-
     # -- at the system ------------------------------------------------------------------------------------------
 
     @staticmethod

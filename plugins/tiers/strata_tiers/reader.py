@@ -1,4 +1,8 @@
-"""Reads blocks into memory and verifies each page right after it was read, while it is in the processor's cache."""
+"""Reads blocks into memory and verifies each page right after it was read, while it is in the processor's cache.
+
+The threads take the blocks in the order of the file, so the system's own read-ahead does its work. Asking for more of
+it (POSIX_FADV_WILLNEED, 16 MiB ahead) was measured to take twice the processor time, and half as long again in all.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,6 @@ import numpy as np
 from strata_tiers.files import Files
 from strata_tiers.layout import page_digest
 
-#: How far the disk is asked to read ahead of what is verified.
-AHEAD_BYTES = 16 << 20
 #: Less than this is read by the calling thread alone.
 ALONE_BYTES = 1 << 20
 
@@ -75,11 +77,6 @@ class _Work:
         self._files = files
         self._reads = reads
         self._left = deque(range(len(reads)))
-        size = max(1, sum(buffer.nbytes for buffer in reads[0].buffers)) if reads else 1
-        self._ahead = max(1, AHEAD_BYTES // size)
-        for read in reads[: self._ahead]:
-            files.ahead(read.fd, read.offset, size)
-        self._size = size
 
     def run(self) -> None:
         while self.error is None:
@@ -87,9 +84,6 @@ class _Work:
                 number = self._left.popleft()
             except IndexError:
                 return
-            if number + self._ahead < len(self._reads):
-                later = self._reads[number + self._ahead]
-                self._files.ahead(later.fd, later.offset, self._size)
             read = self._reads[number]
             try:
                 self._files.read(read.fd, read.buffers, read.offset)
