@@ -123,7 +123,7 @@ def test_other_streams_do_not_notice_clients_that_hang_up(fake_server):
 def test_beyond_the_queue_requests_are_503_with_retry_after(fake_server):
     server = fake_server(settings={"parallel": 1, "queue": 2})
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: post(server, scripted(reply="abcde", delay=0.2)), range(6)))
+        answers = list(pool.map(lambda _: post(server, scripted(reply="abcde", delay=0.8)), range(6)))
     statuses = sorted(status for status, _, _ in answers)
     assert statuses == [200] * 3 + [503] * 3
     for status, headers, body in answers:

@@ -107,5 +107,10 @@ def test_with_conversations_on_disk_it_is_the_same(
     simulated = counted(replayed(load(tmp_path / "trace")))
     # How many states are written before a newer one replaces them depends on how fast this machine's disk is.
     assert abs(simulated.pop("spilled") - real.pop("spilled")) <= 3
-    assert simulated == real
     assert real["reused"]["cold"] > 1000
+    # So does, now and then, which of two places with the same tokens a turn resumes from.
+    for counts in (simulated, real):
+        counts["reused"] = sum(counts["reused"].values())
+    for name in ("reused", "read"):
+        assert simulated.pop(name) == pytest.approx(real.pop(name), abs=64)
+    assert simulated == real

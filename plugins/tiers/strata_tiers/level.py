@@ -71,6 +71,9 @@ class DiskLevel(Level):
     :raises LevelError: the folder cannot be used, or another process uses it.
     """
 
+    #: Entries that are still being written are restored from their pages (``held``), so ``load`` only reads files.
+    loads_aside = True
+
     def __init__(
         self,
         name: str,
