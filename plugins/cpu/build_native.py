@@ -121,16 +121,17 @@ def build_into_package() -> None:
         print(f"strata-engine-cpu is installed without its kernels: {error}", file=sys.stderr)
 
 
-def _requirements(found: list[str]) -> list[str]:
+def requirements(found: list[str]) -> list[str]:
+    """What pip is to install for a build, given what setuptools asks for."""
     return found if compiler() else [*found, "ziglang"]
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    return _requirements(build_meta.get_requires_for_build_wheel(config_settings))
+    return requirements(build_meta.get_requires_for_build_wheel(config_settings))
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
-    return _requirements(build_meta.get_requires_for_build_editable(config_settings))
+    return requirements(build_meta.get_requires_for_build_editable(config_settings))
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:

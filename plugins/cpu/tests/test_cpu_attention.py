@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import make
+from cpu_kit import make
 from numpy.typing import NDArray
 
 from strata_core.compute.base import AttentionSpec, Backend, Batch, Span

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import make
+from cpu_kit import make
 
 from strata_core.compute.base import Backend
 from strata_core.testing.backends import BackendTests
