@@ -14,6 +14,7 @@ bookkeeping included. *Streaming* is the rate at which all threads together read
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -127,7 +128,7 @@ def intervals(engine: Engine, prompts: list[NDArray[np.int32]]) -> list[float]:
             raise RuntimeError(f"the request ended with {event}")
     for handle in handles[:-1]:
         handle.result()
-    return [b - a for a, b in zip(times, times[1:], strict=False)][:DECODED]
+    return [b - a for a, b in itertools.pairwise(times)][:DECODED]
 
 
 def stream(threads: int) -> float:

@@ -104,8 +104,9 @@ def _run(command: Sequence[str]) -> None:
     except OSError as error:
         raise NotBuilt(f"the compiler {command[0]} does not start: {error}") from error
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]
-        raise NotBuilt(f"{command[0]} failed with exit code {done.returncode}: {lines[0]}")
+        lines = done.stderr.splitlines() or ["no message"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise NotBuilt(f"{command[0]} failed with exit code {done.returncode}: {first}")
 
 
 def build_into_package() -> None:

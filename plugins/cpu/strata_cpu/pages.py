@@ -47,6 +47,6 @@ class CpuPageStore(NumpyPageStore):
         """
         :raises BackendError: the table names a page that is not there, which a kernel would follow into nowhere.
         """
-        chunks = table // self.chunk_pages
-        if len(chunks) and not (0 <= chunks.min() and chunks.max() < len(self._addresses) and self._addresses[chunks].all()):
+        chunks, known = table // self.chunk_pages, self._addresses
+        if len(chunks) and not (chunks.min() >= 0 and chunks.max() < len(known) and known[chunks].all()):
             raise BackendError(f"a page table names {self.layout.kind} pages that are not there: {table.tolist()}")

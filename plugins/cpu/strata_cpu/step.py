@@ -32,7 +32,7 @@ class Step:
             [[table.ctypes.data for table in tables] for tables in self._tables], np.uint64
         ).reshape(len(batch.spans), len(self.stores))
         base, pitch = self._addresses.ctypes.data, 8 * len(self.stores)
-        spans = [(span.start, span.rows, base + i * pitch) for i, span in enumerate(batch.spans)]
+        spans = [native.Span(span.start, span.rows, base + i * pitch) for i, span in enumerate(batch.spans)]
         structs = [ctypes.pointer(store.struct) for store in self.stores]
         self.struct = native.Step(
             rows=batch.rows,
@@ -48,9 +48,10 @@ class Step:
         span = batch.spans[number]
         tables = []
         for store, given in zip(self.stores, span.tables, strict=True):
-            pages = store.layout.pages_for(span.start + span.rows)
+            positions = span.start + span.rows
+            pages = store.layout.pages_for(positions)
             if len(given) < pages:
-                raise BackendError(f"a page table of {len(given)} pages does not cover {span.start + span.rows} positions")
+                raise BackendError(f"a page table of {len(given)} pages does not cover {positions} positions")
             table = np.ascontiguousarray(given[:pages], np.int32)
             store.check(table)
             tables.append(table)

@@ -35,19 +35,19 @@ class Matrix:
         self.width = tensors[0].shape[1]
         self.edges: list[int] = np.concatenate([[0], np.cumsum([t.shape[0] for t in tensors])]).tolist()
         sources = [_source(tensor) for tensor in tensors]
-        sizes = [-(-t.shape[0] // _LANES) * library.strata_panel_bytes(s, self.width) for t, (s, _) in zip(tensors, sources, strict=True)]
-        self.nbytes = sum(sizes)
+        strides: list[int] = [library.strata_panel_bytes(stored, self.width) for stored, _ in sources]
+        panels = [-(-tensor.shape[0] // _LANES) for tensor in tensors]
+        self.nbytes = sum(count * stride for count, stride in zip(panels, strides, strict=True))
         memory = library.strata_allocate(self.nbytes)
         if not memory:
             raise OutOfMemory(f"no memory for {self.nbytes >> 20} MiB of weights ({tensors[0].name})")
         weakref.finalize(self, library.strata_release, memory, self.nbytes)
         self.parts = (native.Part * len(tensors))()
-        for part, tensor, (stored, data), size in zip(self.parts, tensors, sources, sizes, strict=True):
+        for i, (part, tensor, (stored, data)) in enumerate(zip(self.parts, tensors, sources, strict=True)):
             part.kind, part.rows, part.width = library.strata_kind(stored), tensor.shape[0], self.width
-            part.panels = -(-tensor.shape[0] // _LANES)
-            part.stride, part.data = library.strata_panel_bytes(stored, self.width), memory
+            part.panels, part.stride, part.data = panels[i], strides[i], memory
             library.strata_pack(engine, stored, data.ctypes.data, part)
-            memory += size
+            memory += panels[i] * strides[i]
         self.struct = self._stacked(self.parts)
 
     def with_biases(self, biases: Sequence[NDArray[np.float32] | None]) -> native.Matrix:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from cpu_kit import instruction_sets
-
 from strata_cpu import library
 
 

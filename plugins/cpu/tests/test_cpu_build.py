@@ -12,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from strata_cpu import factory, library
 
 from strata_core.compute.base import BackendFactory
 from strata_core.errors import BackendError, PluginError
 from strata_core.plugins import Plugins
-from strata_cpu import factory, library
 
 PLUGIN = Path(__file__).parents[1]
 
@@ -69,7 +69,9 @@ def test_the_compiler_in_the_ziglang_package_is_used_where_there_is_no_other(
     assert build_native.compiler() == [sys.executable, "-m", "ziglang", "cc"]
 
 
-@pytest.mark.parametrize(("command", "message"), [("false", "failed with exit code 1"), ("/no/such/cc", "does not start")])
+@pytest.mark.parametrize(
+    ("command", "message"), [("false", "failed with exit code 1"), ("/no/such/cc", "does not start")]
+)
 def test_a_compiler_that_fails_is_named_with_its_reason(
     build_native: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, message: str
 ) -> None:
@@ -156,11 +158,9 @@ def test_kernels_for_aarch64_compute_what_portable_ones_do_under_emulation(
     build_native.build(tmp_path / "native.so", machine="aarch64")
     program = tmp_path / "compare"
     source = Path(__file__).with_name("compare_kernels.c")
-    includes = ["-std=gnu11", "-O1", f"-I{PLUGIN / 'src'}"]
-    subprocess.run(
-        [cross, *includes, str(source), str(tmp_path / "native.so"), "-lm", f"-Wl,-rpath,{tmp_path}", "-o", str(program)],
-        check=True,
-    )
+    options = ["-std=gnu11", "-O1", f"-I{PLUGIN / 'src'}", f"-Wl,-rpath,{tmp_path}"]
+    parts = [str(source), str(tmp_path / "native.so"), "-lm"]
+    subprocess.run([cross, *options, *parts, "-o", str(program)], check=True)
     done = subprocess.run(
         [emulator, "-L", "/usr/aarch64-linux-gnu", str(program)], capture_output=True, text=True, check=False
     )

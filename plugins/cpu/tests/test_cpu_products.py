@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from cpu_kit import make
 from numpy.typing import NDArray
+from strata_cpu import library
 
 from strata_core.compute.base import Backend
 from strata_core.testing.backend_kit import random_rows, stored
 from strata_core.weights.quant import TYPES
 from strata_core.weights.tensor import StoredTensor
-from strata_cpu import library
 
 #: Halves that are scales and offsets in a block of each type, by their byte offsets: random bytes could be infinite.
 SCALES = {
