@@ -116,12 +116,16 @@ INLINE void panel_tile(int rows, int depth, const float *x, int64_t x_stride, co
 static void panels_times(int rows, int depth, const float *x, int64_t x_stride, const float *panels, int columns,
                          float *out, int64_t stride) {
     for (int c = 0; c < columns; c += PANEL, panels += (int64_t)depth * PANEL) {
-        int r = 0;
-        for (; r + 4 <= rows; r += 4) panel_tile(4, depth, x + r * x_stride, x_stride, panels, out + r * stride + c, stride);
-        switch (rows - r) {
-        case 3: panel_tile(3, depth, x + r * x_stride, x_stride, panels, out + r * stride + c, stride); break;
-        case 2: panel_tile(2, depth, x + r * x_stride, x_stride, panels, out + r * stride + c, stride); break;
-        case 1: panel_tile(1, depth, x + r * x_stride, x_stride, panels, out + r * stride + c, stride); break;
+        const float *from = x;
+        float *to = out + c;
+        int left = rows;
+        for (; left >= 4; left -= 4, from += 4 * x_stride, to += 4 * stride) {
+            panel_tile(4, depth, from, x_stride, panels, to, stride);
+        }
+        switch (left) {
+        case 3: panel_tile(3, depth, from, x_stride, panels, to, stride); break;
+        case 2: panel_tile(2, depth, from, x_stride, panels, to, stride); break;
+        case 1: panel_tile(1, depth, from, x_stride, panels, to, stride); break;
         default: break;
         }
     }

@@ -3,7 +3,7 @@
 
 #include "phases.h"
 
-/* ---- single operations ------------------------------------------------------------------------------------------- */
+/* ---- single operations ----------------------------------------------------------------------------------------- */
 
 typedef struct {
     Engine *engine;
@@ -105,7 +105,7 @@ int strata_attention(Engine *e, const Step *step, const Attention *a, const floa
     return 0;
 }
 
-/* ---- a decoder ----------------------------------------------------------------------------------------------------- */
+/* ---- a decoder ------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     Engine *engine;
@@ -117,10 +117,11 @@ typedef struct {
 
 /* Rows whose logits are wanted, of x and of what the last layer attended: all else of that layer is left out. */
 static void choose_rows(Run *run, int width, int attended) {
+    size_t wide = sizeof(float) * (size_t)width, narrow = sizeof(float) * (size_t)attended;
     for (int i; (i = team_take(run->engine->team, 1)) < run->step->outputs;) {
         int64_t row = run->step->output[i];
-        memcpy(run->chosen + (int64_t)i * width, run->x + row * width, sizeof(float) * (size_t)width);
-        memcpy(run->projected + (int64_t)i * attended, run->attended + row * attended, sizeof(float) * (size_t)attended);
+        memcpy(run->chosen + (int64_t)i * width, run->x + row * width, wide);
+        memcpy(run->projected + (int64_t)i * attended, run->attended + row * attended, narrow);
     }
     team_meet(run->engine->team);
 }
@@ -188,13 +189,15 @@ static int prepare(Run *run) {
         run->attending.attention = &l->attention;
         attending_plan(e, &run->attending);
         if (!attending_bytes(e, &run->attending)) return 0;
-        if (!input_bytes(e, l->qkv, (int)rows) || !input_bytes(e, l->output, (int)rows) || !input_bytes(e, l->down, (int)rows)) return 0;
+        const Matrix *inputs[] = {l->qkv, l->output, l->gate_up, l->down};
+        for (int j = 0; j < 4; j++) if (!input_bytes(e, inputs[j], (int)rows)) return 0;
     }
     size_t hidden = rows * (size_t)ffn * sizeof(float);
+    size_t chosen = ((size_t)run->step->outputs + 1) * (size_t)d->output->width * sizeof(float);
     run->projected = engine_buffer(e, BUFFER_PROJECTED, rows * (size_t)projected * sizeof(float));
     run->attended = engine_buffer(e, BUFFER_ATTENDED, rows * (size_t)attended * sizeof(float));
     run->gate_up = engine_buffer(e, BUFFER_HIDDEN, 3 * hidden);
-    run->chosen = engine_buffer(e, BUFFER_CHOSEN, ((size_t)run->step->outputs + 1) * (size_t)d->output->width * sizeof(float));
+    run->chosen = engine_buffer(e, BUFFER_CHOSEN, chosen);
     run->turns = engine_buffer(e, BUFFER_TURNS, rows * (size_t)d->layer->rotation->rotated * sizeof(float));
     if (!run->projected || !run->attended || !run->gate_up || !run->chosen || !run->turns) return 0;
     run->hidden = run->gate_up + 2 * rows * (size_t)ffn;

@@ -160,7 +160,9 @@ static void pack_panel(const Packing *p, int number) {
     for (int lane = 0; lane < LANES && number * LANES + lane < part->rows; lane++) {
         const uint8_t *row = p->tensor + (int64_t)(number * LANES + lane) * row_bytes;
         if (part->kind >= KIND_F16) {
-            for (int c = 0; c < part->width; c++) memcpy(panel + (c * LANES + lane) * f->bytes, row + c * f->bytes, (size_t)f->bytes);
+            for (int c = 0; c < part->width; c++) {
+                memcpy(panel + (c * LANES + lane) * f->bytes, row + c * f->bytes, (size_t)f->bytes);
+            }
         } else if (p->stored == STORED_Q4_0 || p->stored == STORED_Q4_1) {
             pack_q4(p, lane, row, panel);
         } else {
@@ -188,7 +190,7 @@ void strata_pack(Engine *e, int stored, const uint8_t *tensor, Part *part) {
     team_run(e->team, pack_panels, &packing);
 }
 
-/* ---- single rows, for embeddings ------------------------------------------------------------------------------- */
+/* ---- single rows, for embeddings ------------------------------------------------------------------------------ */
 
 static void read_block(int kind, const uint8_t *block, int lane, float *out) {
     int second = kind == KIND_Q4_OFFSET || kind == KIND_Q5_OFFSET || kind == KIND_Q6;
@@ -217,7 +219,9 @@ static void read_row(const Part *part, int row, float *out) {
     const uint8_t *panel = part->data + row / LANES * part->stride;
     int lane = row % LANES;
     if (part->kind < KIND_F16) {
-        for (int b = 0; b < part->width / BLOCK; b++) read_block(part->kind, panel + (int64_t)b * block_bytes(part->kind), lane, out + b * BLOCK);
+        for (int b = 0; b < part->width / BLOCK; b++, panel += block_bytes(part->kind)) {
+            read_block(part->kind, panel, lane, out + b * BLOCK);
+        }
         return;
     }
     for (int c = 0; c < part->width; c++) {

@@ -38,7 +38,7 @@ void phase_input(Engine *e, const Matrix *m, const float *x, const float *weight
 
 void phase_product(Engine *e, const Matrix *m, const Input *in, float *out, int64_t stride, int add) {
     /* Few panels a task, so that they stay in the cache while many rows pass, and threads end together. */
-    int threads = team_size(e->team), grain = m->panels / (threads * (in->rows < 16 ? 4 : 8)), most = in->rows < 16 ? 64 : 4;
+    int few = in->rows < 16, grain = m->panels / (team_size(e->team) * (few ? 4 : 8)), most = few ? 64 : 4;
     grain = grain < 1 ? 1 : grain > most ? most : grain;
     for (int first; (first = team_take(e->team, grain)) < m->panels;) {
         int end = first + grain < m->panels ? first + grain : m->panels, column = 0;
@@ -98,7 +98,7 @@ void phase_write(Engine *e, const Attending *a, const Rotation *rotation, const 
     team_meet(e->team);
 }
 
-/* ---- attention tasks --------------------------------------------------------------------------------------------- */
+/* ---- attention tasks ------------------------------------------------------------------------------------------- */
 
 typedef struct {
     AttentionTask task;
@@ -133,9 +133,12 @@ static int find(const Attending *a, int i, int blocks, Item *item) {
                 int head = i / each, first = row + tile * TILE_ROWS;
                 *item = (Item){.first_row = first, .begin = begin, .end = end, .block = begin + i % each};
                 item->partial = partial + (int64_t)head * (end - begin) * rows * group;
-                item->task = (AttentionTask){attention, a->step->store[attention->layout], span->tables[attention->layout],
-                                             head, span->start + tile * TILE_ROWS, rows,
-                                             a->q + first * a->q_stride + head * group * attention->head_dim, a->q_stride};
+                item->task = (AttentionTask){
+                    .attention = attention, .store = a->step->store[attention->layout],
+                    .table = span->tables[attention->layout], .head = head,
+                    .position = span->start + tile * TILE_ROWS, .rows = rows,
+                    .q = a->q + first * a->q_stride + head * group * attention->head_dim, .q_stride = a->q_stride,
+                };
                 return 1;
             }
             i -= each * attention->kv_heads;
@@ -209,7 +212,8 @@ void phase_attend(Engine *e, const Attending *a, int thread) {
             int queries = item.task.rows * group;
             float *values = scratch + k->attend_scratch(a->attention, item.task.rows);
             Partial *own = (Partial *)(scratch + a->scratch) - 2 * queries;
-            Partial *total = partials_at(own, values, 0, queries, wide), *next = partials_at(own, values, queries, queries, wide);
+            Partial *total = partials_at(own, values, 0, queries, wide);
+            Partial *next = partials_at(own, values, queries, queries, wide);
             k->attend(&item.task, item.begin, scratch, total);
             for (int block = item.begin + 1; block < item.end; block++) {
                 k->attend(&item.task, block, scratch, next);
@@ -229,7 +233,9 @@ void phase_attend(Engine *e, const Attending *a, int thread) {
     while (find(a, team_take(e->team, 1), 0, &item)) {
         int queries = item.task.rows * group;
         Partial *total = a->partial + item.partial;
-        for (int block = 1; block < item.end - item.begin; block++) merge_all(k, total, total + block * queries, queries, width);
+        for (int block = 1; block < item.end - item.begin; block++) {
+            merge_all(k, total, total + block * queries, queries, width);
+        }
         put_result(a, &item, total);
     }
     team_meet(e->team);

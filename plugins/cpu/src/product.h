@@ -47,7 +47,8 @@ INLINE int kind_bytes(int kind) {
         }                                                                                                          \
     } while (0)
 
-INLINE void block_sums(int kind, int rows, const uint8_t *codes, const QBlock *x, int64_t stride, vi *first, vi *second) {
+INLINE void block_sums(int kind, int rows, const uint8_t *codes, const QBlock *x, int64_t stride, vi *first,
+                       vi *second) {
     vw upper = vw_load(codes + 4 * CODES), more = upper;
     if (kind == KIND_Q6) more = vw_load(codes + 5 * CODES);
     for (int r = 0; r < rows; r++) first[r] = second[r] = vi_set(0);
@@ -71,7 +72,8 @@ INLINE void block_sums_q8(int rows, const uint8_t *codes, const QBlock *x, int64
 }
 
 /* One panel times `rows` rows; sums[r] are the 16 results of row r. */
-INLINE void quantised_tile(int kind, int rows, const uint8_t *w, int blocks, const QBlock *x, int64_t stride, vf *sums) {
+INLINE void quantised_tile(int kind, int rows, const uint8_t *w, int blocks, const QBlock *x, int64_t stride,
+                           vf *sums) {
     int head = kind_head(kind), bytes = kind_bytes(kind), zero = kind_zero(kind);
     for (int r = 0; r < rows; r++) sums[r] = vf_set(0);
     for (int b = 0; b < blocks; b++, w += bytes, x++) {
@@ -108,7 +110,8 @@ INLINE void dense_tile(int kind, int rows, const uint8_t *w, int width, const fl
     for (int r = 0; r < rows; r++) for (int j = 0; j < 4; j++) part[r][j] = vf_set(0);
     int column = 0;
     for (; column + 4 <= width; column += 4) {
-        for (int line = 0; line < 4 * LANES * element; line += 64) prefetch(w + column * LANES * element + AHEAD + line);
+        const uint8_t *ahead = w + column * LANES * element + AHEAD;
+        for (int line = 0; line < 4 * LANES * element; line += 64) prefetch(ahead + line);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
             vf weight = dense_load(kind, w, column + j);
@@ -124,20 +127,24 @@ INLINE void dense_tile(int kind, int rows, const uint8_t *w, int width, const fl
     for (int r = 0; r < rows; r++) sums[r] = vf_add(vf_add(part[r][0], part[r][1]), vf_add(part[r][2], part[r][3]));
 }
 
-static __attribute__((noinline)) void put_tile(const Part *part, int panel, int rows, const vf *sums, float *out, int64_t stride, int add) {
+INLINE vf load_valid(const float *x, int n) { return n == LANES ? vf_load(x) : vf_load_some(x, n); }
+
+static __attribute__((noinline)) void put_tile(const Part *part, int panel, int rows, const vf *sums, float *out,
+                                               int64_t stride, int add) {
     int column = panel * LANES, valid = part->rows - column;
     if (valid > LANES) valid = LANES;
     for (int r = 0; r < rows; r++) {
         float *to = out + r * stride + column;
         vf value = sums[r];
-        if (part->bias) value = vf_add(value, valid == LANES ? vf_load(part->bias + column) : vf_load_some(part->bias + column, valid));
-        if (add) value = vf_add(valid == LANES ? vf_load(to) : vf_load_some(to, valid), value);
+        if (part->bias) value = vf_add(value, load_valid(part->bias + column, valid));
+        if (add) value = vf_add(load_valid(to, valid), value);
         if (valid == LANES) vf_store(to, value);
         else vf_store_some(to, value, valid);
     }
 }
 
-INLINE void tile(int kind, int rows, const Part *part, int panel, const Input *in, int row, float *out, int64_t stride, int add) {
+INLINE void tile(int kind, int rows, const Part *part, int panel, const Input *in, int row, float *out, int64_t stride,
+                 int add) {
     const uint8_t *w = part->data + panel * part->stride;
     vf sums[PRODUCT_ROWS];
     if (kind >= KIND_F16) {
@@ -151,7 +158,8 @@ INLINE void tile(int kind, int rows, const Part *part, int panel, const Input *i
 
 /* Rows in tiles of the most rows that registers hold, the rest in smaller ones; the panels of one call stay in the
  * cache while all rows pass by. */
-INLINE void all_rows(int kind, const Part *part, int first, int count, const Input *in, float *out, int64_t stride, int add) {
+INLINE void all_rows(int kind, const Part *part, int first, int count, const Input *in, float *out, int64_t stride,
+                     int add) {
     int most = kind >= KIND_F16 ? DENSE_ROWS : kind == KIND_Q6 ? (PRODUCT_ROWS + 1) / 2 : PRODUCT_ROWS;
     int row = 0;
 #define PASS(N)                                                                                                    \

@@ -46,7 +46,8 @@ INLINE vf vf_keep(vf x, int low, int high, vf other) {
     __m256i from = _mm256_set1_epi32(low - 1), to = _mm256_set1_epi32(high);
     __m256i a = _mm256_and_si256(_mm256_cmpgt_epi32(lane, from), _mm256_cmpgt_epi32(to, lane));
     __m256i b = _mm256_and_si256(_mm256_cmpgt_epi32(next, from), _mm256_cmpgt_epi32(to, next));
-    return (vf){_mm256_blendv_ps(other.a, x.a, _mm256_castsi256_ps(a)), _mm256_blendv_ps(other.b, x.b, _mm256_castsi256_ps(b))};
+    return (vf){_mm256_blendv_ps(other.a, x.a, _mm256_castsi256_ps(a)),
+                _mm256_blendv_ps(other.b, x.b, _mm256_castsi256_ps(b))};
 }
 
 INLINE vi vf_bits(vf x) { return (vi){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
@@ -103,7 +104,9 @@ INLINE __m256i take_words(__m256i x, int right, int mask) {
     __m256i moved = right < 0 ? _mm256_slli_epi16(x, -right) : _mm256_srli_epi16(x, right);
     return _mm256_and_si256(moved, _mm256_set1_epi16((short)mask));
 }
-INLINE vw vw_take(vw x, int right, int mask) { return (vw){take_words(x.a, right, mask), take_words(x.b, right, mask)}; }
+INLINE vw vw_take(vw x, int right, int mask) {
+    return (vw){take_words(x.a, right, mask), take_words(x.b, right, mask)};
+}
 INLINE vw vw_or(vw x, vw y) { return BOTH(vw, _mm256_or_si256, x, y); }
 /* Every lane of sums, plus its two words of codes times the two at x. */
 INLINE vi vi_dot(vi sums, vw codes, const int16_t *x) {

@@ -36,7 +36,8 @@ INLINE vf vf_keep(vf x, int low, int high, vf other) {
     vf out;
     FOUR {
         int32x4_t n = vaddq_s32(lane, vdupq_n_s32(4 * i));
-        out.q[i] = vbslq_f32(vandq_u32(vcgeq_s32(n, vdupq_n_s32(low)), vcltq_s32(n, vdupq_n_s32(high))), x.q[i], other.q[i]);
+        uint32x4_t inside = vandq_u32(vcgeq_s32(n, vdupq_n_s32(low)), vcltq_s32(n, vdupq_n_s32(high)));
+        out.q[i] = vbslq_f32(inside, x.q[i], other.q[i]);
     }
     return out;
 }
@@ -58,8 +59,12 @@ INLINE int32_t vi_top(vi x) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.q[0], x.q[
 INLINE void vi_store_words(int16_t *out, vi x) { FOUR vst1_s16(out + 4 * i, vqmovn_s32(x.q[i])); }
 
 INLINE vf vf_load_half(const uint16_t *x) { QUARTERS(vf, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x + 4 * i)))); }
-INLINE void vf_store_half(uint16_t *out, vf x) { FOUR vst1_u16(out + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.q[i]))); }
-INLINE vf vf_load_bfloat(const uint16_t *x) { QUARTERS(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(x + 4 * i), 16))); }
+INLINE void vf_store_half(uint16_t *out, vf x) {
+    FOUR vst1_u16(out + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.q[i])));
+}
+INLINE vf vf_load_bfloat(const uint16_t *x) {
+    QUARTERS(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(x + 4 * i), 16)));
+}
 INLINE vf vf_load_bytes(const int8_t *x) {
     int8x16_t bytes = vld1q_s8(x);
     int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));

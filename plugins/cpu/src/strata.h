@@ -25,7 +25,8 @@ enum { BLOCK = 32 };  /* elements of a quantised block */
 /* How a panel is stored. A panel is 16 rows of a matrix; it is a run of blocks of 16 rows x 32 columns, each with its
  * scales first (16 float16 numbers, one a row) and its codes after them. Codes are unsigned; a weight is
  * scale * (code - zero), or scale * code + offset. The codes of a block form eight vectors of 64 bytes: vector i holds
- * columns 4i .. 4i + 3 of row 0, then of row 1, and so on. Vectors i and i + 4 share 64 bytes, as low and high halves. */
+ * columns 4i .. 4i + 3 of row 0, then of row 1, and so on. Vectors i and i + 4 share 64 bytes, as low and high
+ * halves. */
 enum Kind {
     KIND_Q4,        /* scale[16], nibbles[4][64]; zero 8 */
     KIND_Q4_OFFSET, /* scale[16], offset[16], nibbles[4][64] */

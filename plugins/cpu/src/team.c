@@ -13,8 +13,9 @@
 #define relax() ((void)0)
 #endif
 
-/* How often a waiting thread looks before it sleeps: some 30 microseconds on current x86, above what the phases of a step differ by.
- * Threads that never sleep take the time of whatever else runs here, and then wait for each other's time slices. */
+/* How often a waiting thread looks before it sleeps: some 30 microseconds on current x86, above what the phases of a
+ * step differ by. Threads that never sleep take the time of whatever else runs here, and then wait for each other's
+ * time slices. */
 enum { LOOKS = 400 };
 
 struct Team {
