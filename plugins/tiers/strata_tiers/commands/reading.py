@@ -117,7 +117,6 @@ def _read_through(paths: dict[Path, int], progress: Progress) -> None:
         try:
             fd = files.open(path)
             try:
-                files.ahead(fd, 0, size)
                 for offset in range(0, size, _PIECE):
                     files.read(fd, [memoryview(buffer)[: min(_PIECE, size - offset)]], offset)
             finally:
