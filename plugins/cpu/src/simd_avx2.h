@@ -113,8 +113,10 @@ INLINE vi vi_dot(vi sums, vw codes, const int16_t *x) {
     int32_t two;
     memcpy(&two, x, sizeof two);
     __m256i values = _mm256_set1_epi32(two);
-    return (vi){_mm256_add_epi32(sums.a, _mm256_madd_epi16(codes.a, values)),
-                _mm256_add_epi32(sums.b, _mm256_madd_epi16(codes.b, values))};
+    sums.a = _mm256_add_epi32(sums.a, _mm256_madd_epi16(codes.a, values));
+    sums.b = _mm256_add_epi32(sums.b, _mm256_madd_epi16(codes.b, values));
+    __asm__("" : "+x"(sums.a), "+x"(sums.b)); /* gcc multiplies first and adds later, products on the stack */
+    return sums;
 }
 
 INLINE void prefetch(const uint8_t *x) { _mm_prefetch((const char *)x, _MM_HINT_T0); }

@@ -75,7 +75,9 @@ INLINE vi vi_dot(vi sums, vw codes, const int16_t *x) {
 #if defined(STRATA_ISA_AVX512VNNI)
     return _mm512_dpwssd_epi32(sums, codes, _mm512_set1_epi32(two));
 #else
-    return _mm512_add_epi32(sums, _mm512_madd_epi16(codes, _mm512_set1_epi32(two)));
+    sums = _mm512_add_epi32(sums, _mm512_madd_epi16(codes, _mm512_set1_epi32(two)));
+    __asm__("" : "+v"(sums)); /* gcc multiplies first and adds later, with every product on the stack until then */
+    return sums;
 #endif
 }
 
