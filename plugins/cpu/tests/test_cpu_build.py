@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -26,7 +27,9 @@ def build_native() -> ModuleType:
     spec = importlib.util.spec_from_file_location("build_native", PLUGIN / "build_native.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # setuptools replaces distutils, which warns where it is
+        spec.loader.exec_module(module)
     return module
 
 
