@@ -29,7 +29,7 @@ from strata_core.errors import DamagedEntry, LevelError, OutOfMemory
 from strata_core.events import ConversationEvicted, ConversationRestored, Event, LevelWarning
 from strata_core.pool.pool import PagePool
 from strata_core.pool.table import HeldPages
-from strata_core.store.base import Entry, Level
+from strata_core.store.base import Archive, Entry, Level
 
 log = logging.getLogger("strata.cache")
 
@@ -45,6 +45,7 @@ class Keeper:
     :param emit: takes events for observers.
     :param clock: what time it is; the system's if None.
     :param reader: runs the reading of restores; see :class:`Restorer`.
+    :param archive: takes what is superseded or compacted; None where that is deleted.
     :ivar read_rate: prompt tokens per second as observed, set by the engine; None before it is measured.
     """
 
@@ -64,6 +65,7 @@ class Keeper:
         emit: Callable[[Event], None],
         clock: Clock | None = None,
         reader: Executor | None = None,
+        archive: Archive | None = None,
     ):
         self.identity = identity
         self.clock = clock or Clock()
@@ -73,7 +75,7 @@ class Keeper:
         self.page_tokens = pools[0].layout.page_tokens
         self.read_rate: float | None = None
         self.restore_failures = 0
-        self.ladder = Ladder(levels, self._on_left, self._on_trouble, self.page_tokens, self.clock)
+        self.ladder = Ladder(levels, self._on_left, self._on_trouble, self.page_tokens, self.clock, archive)
         self._copies = copies
         self._max_context = max_context
         self._spell = spell

@@ -5,6 +5,8 @@ to the next level down (a demotion) or, where none takes it, dropped (an evictio
 then is refused before anything leaves. The entry being taken in is no candidate in its own pass.
 
 A level that fails costs what it could have given, not the request: it is reported and gone around.
+
+A level for system prompts only is asked after all others and takes no part in moves; the archive is asked never.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from strata_core.clock import Clock
+from strata_core.conversations.archiving import Archiving
 from strata_core.conversations.index import Query
 from strata_core.conversations.tolerance import Tolerance, Trouble
 from strata_core.errors import CannotAdopt, LevelError
 from strata_core.pool.table import HeldPages
-from strata_core.store.base import Entry, Level, Outcome, Usage
+from strata_core.store.base import Archive, Entry, Level, Outcome, Store, Usage
 
 #: Called with an entry that has left a level, the level's name, the reason, and the name of the level below that has it
 #: now, or None when nothing has.
@@ -62,8 +65,11 @@ def over(usage: Usage, cost: int) -> bool:
 class Ladder(Tolerance):
     """All levels, best rank first.
 
-    :ivar counts: ``evictions``, ``demotions``, ``superseded``, and of levels below RAM ``disk_evictions``,
-        ``age_evictions``, ``spilled`` (entries written), ``spilled_tokens``, ``spilled_bytes``, ``spill_failures``.
+    :ivar levels: those of the cascade. :ivar roots: the level for system prompts, where they have one of their own.
+    :ivar searched: all of these, in the order in which they are asked.
+    :ivar counts: ``evictions``, ``demotions``, ``superseded``, ``archived``, ``archive_failures``, and of levels below
+        RAM ``disk_evictions``, ``age_evictions``, ``spilled`` (entries written), ``spilled_tokens``,
+        ``spilled_bytes``, ``spill_failures``.
     :ivar flow: by level's name, what went in and out of it since the start, see :data:`FLOW`.
     """
 
@@ -74,12 +80,16 @@ class Ladder(Tolerance):
         trouble: Trouble,
         page_tokens: int = 32,
         clock: Clock | None = None,
+        archive: Archive | None = None,
     ):
         super().__init__(trouble)
         self.page_tokens = page_tokens
         self._clock = clock or Clock()
-        self.levels = sorted(levels, key=lambda level: level.rank)
+        self.levels = sorted((level for level in levels if not level.for_roots), key=lambda level: level.rank)
+        self.roots = next((level for level in levels if level.for_roots), None)
+        self.searched = [*self.levels, *([self.roots] if self.roots is not None else [])]
         self.counts: Counter[str] = Counter()
+        self.archiving = Archiving(archive, trouble, self.counts)
         self.flow: dict[str, Counter[str]] = {level.name: Counter() for level in levels}
         self._left = left
         self._guards: Counter[str] = Counter()
@@ -95,6 +105,12 @@ class Ladder(Tolerance):
     def below(self) -> list[Level]:
         """The levels below RAM, best first."""
         return [level for level in self.levels if level.rank > 0]
+
+    @property
+    def stores(self) -> list[Store]:
+        """Everything that keeps something: levels, and the archive."""
+        archive = self.archiving.archive
+        return [*self.searched, *([archive] if archive is not None else [])]
 
     #: Brings an entry's pages into memory at once, held for the caller; raises LevelError or OutOfMemory.
     fetch: Callable[[Found], HeldPages] | None = None
@@ -114,7 +130,7 @@ class Ladder(Tolerance):
         :param excluded: ids of entries that could not be restored just now.
         """
         best: Found | None = None
-        for level in self.levels:
+        for level in self.searched:
             candidates: list[tuple[Entry, int]] = []
             with self.tolerating(level):
                 candidates = level.find(query, excluded)
@@ -122,15 +138,17 @@ class Ladder(Tolerance):
                 continue
             most = candidates[0][1]
             if best is None or most > best.shared:
-                entry = max((e for e, shared in candidates if shared == most), key=lambda e: e.used)
+                entry = max((e for e, shared in candidates if shared == most), key=lambda e: (not e.root, e.used))
                 best = Found(level, entry, most)
         return best
 
     def put(self, entry: Entry, pages: HeldPages, first: int = 0, stop: int | None = None) -> Level | None:
         """Keep an entry on level number ``first`` or the next below that takes it, before number ``stop``; None when
-        none does."""
+        none does.
+
+        The level for system prompts has the number behind the last one's, and is not tried unless asked for."""
         for number in range(first, len(self.levels) if stop is None else stop):
-            level = self.levels[number]
+            level = self.searched[number]
             with self.tolerating(level):
                 if self._make_room(number, entry):
                     outcome = level.put(entry, pages)
@@ -158,21 +176,31 @@ class Ladder(Tolerance):
             with self.tolerating(level):
                 for entry in victims(level.beginnings(newer), self._protected(newer)):
                     if not entry.root:
-                        level.remove(entry)
+                        self._retire(entry, level, "superseded")
                         dropped += 1
         self.counts["superseded"] += dropped
         return dropped
 
-    def discard(self, entries: Sequence[Entry]) -> int:
-        """Drop entries wherever they are; returns how many were."""
+    def discard(self, entries: Sequence[Entry], archived_as: str = "") -> int:
+        """Drop entries wherever they are; returns how many were.
+
+        :param archived_as: why, for the archive, where they shall go there.
+        """
         dropped = 0
-        for level in self.levels:
+        for level in self.searched:
             with self.tolerating(level):
                 for entry in entries:
                     if entry.id not in self._guards and entry.id not in self._moving and level.holds(entry.id):
-                        level.remove(entry)
+                        self._retire(entry, level, archived_as)
                         dropped += 1
         return dropped
+
+    def _retire(self, entry: Entry, level: Level, why: str) -> None:
+        """Drop an entry for good; the last copy of it goes to the archive first, if ``why`` says as what."""
+        others = (other for other in self.searched if other is not level)
+        if why and self.archiving.archive is not None and not any(self.holds(other, entry) for other in others):
+            self.archiving.offer(entry, why, level)
+        level.remove(entry)
 
     def shed(self) -> bool:
         """Let the oldest entry in RAM go, to get back the memory it holds. False when none can go."""
@@ -202,15 +230,16 @@ class Ladder(Tolerance):
 
     def copies(self, conversation: str) -> list[tuple[Level, Entry]]:
         """All stored copies of a conversation."""
-        return [(lv, e) for lv in self.levels for e in self.entries(lv) if e.conversation == conversation]
+        return [(lv, e) for lv in self.searched for e in self.entries(lv) if e.conversation == conversation]
 
     def busy(self) -> bool:
         """Whether a level has background work that :meth:`poll` must finish."""
-        return any(self.busy_level(level) for level in self.levels)
+        return any(self.busy_level(store) for store in self.stores)
 
     def poll(self) -> list[tuple[Level, Outcome]]:
         """Let levels finish background work, complete the moves that it was for, and hand on what it came to."""
-        for level in self.levels:
+        self.archiving.poll()
+        for level in self.searched:
             with self.tolerating(level):
                 self._outcomes += [(level, outcome) for outcome in level.poll()]
         outcomes, self._outcomes = self._outcomes, []
@@ -257,15 +286,16 @@ class Ladder(Tolerance):
 
         :raises LevelError: some of it is not.
         """
-        for level in self.below:
-            level.flush()
+        for store in self.stores:
+            store.flush()
 
     def expire(self, now: float) -> None:
         """Let go what levels hold for longer than they shall: down, or from the last level for good.
 
         :param now: seconds since the epoch.
         """
-        for number, level in enumerate(self.levels):
+        self.archiving.expire(now)
+        for number, level in enumerate(self.searched):
             with self.tolerating(level):
                 protected = frozenset(self._guards) | frozenset(self._moving)
                 for entry in victims(level.expired(now), protected):
@@ -273,16 +303,16 @@ class Ladder(Tolerance):
 
     def settle(self) -> bool:
         """Wait for background work, so that it gives back the engine's pages. False when there was none."""
-        working = [level for level in self.levels if self.busy_level(level)]
-        for level in working:
-            with self.tolerating(level):
-                level.settle()
+        working = [store for store in self.stores if self.busy_level(store)]
+        for store in working:
+            with self.tolerating(store):
+                store.settle()
         return bool(working)
 
     def close(self) -> None:
-        for level in self.levels:
-            with self.tolerating(level):
-                level.close()
+        for store in self.stores:
+            with self.tolerating(store):
+                store.close()
 
     # -- moving down --------------------------------------------------------------------------------------------
 
@@ -290,7 +320,7 @@ class Ladder(Tolerance):
         return frozenset(self._guards) | frozenset(self._moving) | {entry.id}
 
     def _make_room(self, number: int, entry: Entry) -> bool:
-        level = self.levels[number]
+        level = self.searched[number]
         protected = self._protected(entry)
         if not self._could_fit(level, entry, protected):
             return False
@@ -317,7 +347,7 @@ class Ladder(Tolerance):
     def _degrade(self, number: int, entry: Entry, reason: str) -> bool:
         """Let an entry leave a level: to one below that has it or takes it, else, from RAM and from the last level, for
         good. False when it stays: only the last level deletes."""
-        level = self.levels[number]
+        level = self.searched[number]
         lower = self.levels[number + 1 :]
         has = next((below for below in lower if self.holds(below, entry)), None)
         if has is not None:

@@ -22,7 +22,7 @@ class KeeperOptions:
     :ivar divergence: position before which a copy that leaves a newer one's history counts as rewritten.
     :ivar weigh_restores: restore only where that is expected to be faster than reading.
     :ivar roots: most system prompts kept for their own sake on a level below RAM, None for no bound; 0 keeps none.
-    :ivar root_bytes: most bytes they may hold, shared ones counted in full.
+    :ivar root_bytes: most bytes they may hold, shared ones counted in full. :ivar root_key: what they are kept under.
     """
 
     enabled: bool = True
@@ -35,6 +35,7 @@ class KeeperOptions:
     weigh_restores: bool = True
     roots: int | None = None
     root_bytes: int = 2048 << 20
+    root_key: str = ""
     rules: MatchRules = attrs.field(factory=MatchRules)
 
 

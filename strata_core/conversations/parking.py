@@ -93,8 +93,7 @@ class Parking:
         if verdict.action is Action.THROUGH:
             level = ladder.put(entry, pages, len(ladder.levels) - len(ladder.below))
             if level is not None:
-                with ladder.tolerating(level):
-                    self._keep_root(entry, pages, level)
+                self._keep_root(entry, pages, level)
             # Asked to go to disk, which would not: RAM is better than nothing, where the floor holds.
             if level is not None or ram is None or self.options.target != "disk" or available is None:
                 return level, verdict
@@ -104,6 +103,8 @@ class Parking:
 
     def _mirror(self, entry: Entry, pages: HeldPages) -> None:
         if not self.options.mirror or not self.ladder.below:
+            if self.ladder.roots is not None:
+                self._keep_root(entry, pages, self.ladder.roots)
             return
         last = self._mirrored.get(entry.conversation)
         if last is not None and self.clock.monotonic() - last < self.options.throttle_s:
@@ -117,39 +118,43 @@ class Parking:
         if level is not None:
             if self.options.throttle_s:
                 self._mirrored[entry.conversation] = self.clock.monotonic()
-            with self.ladder.tolerating(level):
-                self._keep_root(entry, pages, level)
+            self._keep_root(entry, pages, level)
 
     def _keep_root(self, entry: Entry, pages: HeldPages, level: Level) -> None:
-        """Keep the beginning of a conversation up to its second turn (the system prompt) for its own sake.
+        """Keep the beginning of a conversation up to its second turn (the system prompt) for its own sake, on the level
+        for system prompts, or where there is none of its own, on the one that has the conversation.
 
-        It shares what the conversation has stored, so it costs its names only, until the conversation goes.
+        There it shares what the conversation has stored, so it costs its names only, until the conversation goes.
         """
-        limit = self.options.roots
         size = self.ladder.page_tokens
         tokens = entry.turns[1] // size * size if len(entry.turns) > 1 else 0
-        if limit == 0 or not tokens or entry.root:
+        if self.options.roots == 0 or not tokens or entry.root:
             return
-        address = entry.addresses[tokens // size - 1]
-        roots = sorted((e for e in level.entries() if e.root), key=lambda e: e.used)
-        known = next((e for e in roots if e.addresses[-1] == address), None)
-        if known is not None:
-            level.update(attrs.evolve(known, used=entry.used))
-            return
-        root = attrs.evolve(
-            entry, id=uuid.uuid4().hex, conversation=address.hex(), tokens=entry.tokens[:tokens],
-            addresses=entry.addresses[: tokens // size], turns=entry.turns[:1], reason="root", root=True, pinned=False,
-        )
-        part = pages.fork(tokens)
-        number = self.ladder.levels.index(level)
+        level = self.ladder.roots or level
+        with self.ladder.tolerating(level):
+            address = entry.addresses[tokens // size - 1]
+            roots = sorted((e for e in level.entries() if e.root), key=lambda e: e.used)
+            for known in roots:
+                if known.addresses[-1] == address and known.key == self.options.root_key:
+                    level.update(attrs.evolve(known, used=entry.used))
+                    return
+            root = attrs.evolve(
+                entry, id=uuid.uuid4().hex, conversation=address.hex(), tokens=entry.tokens[:tokens],
+                addresses=entry.addresses[: tokens // size], turns=entry.turns[:1], reason="root", root=True,
+                pinned=False, key=self.options.root_key,
+            )  # fmt: skip
+            self._add_root(root, pages, level, roots)
+
+    def _add_root(self, root: Entry, pages: HeldPages, level: Level, roots: list[Entry]) -> None:
+        """:param roots: those that are there, the longest unused first; they go where there are too many."""
+        limit, part = self.options.roots, pages.fork(len(root.tokens))
+        number = self.ladder.searched.index(level)
         try:
             if self.ladder.put(root, part, number, number + 1) is not None:
                 roots.append(root)
         finally:
             part.release()
-        while roots and (
-            (limit is not None and len(roots) > limit) or level.weigh(roots) > self.options.root_bytes
-        ):
+        while roots and ((limit is not None and len(roots) > limit) or level.weigh(roots) > self.options.root_bytes):
             self.ladder.discard([roots.pop(0)])
 
     def _report(self, entry: Entry, level: Level | None, elapsed: float) -> None:
@@ -200,7 +205,8 @@ class Parking:
                     "spilled %d tokens (%d MiB, %d new segments)",
                     len(outcome.entry.tokens), outcome.nbytes >> 20, outcome.parts,
                 )
-                self._after_storing(outcome.entry, level)
+                if not outcome.entry.root:
+                    self._after_storing(outcome.entry, level)
             elif outcome.kind == "failed":
                 self._rescue(level, outcome)
 
@@ -235,7 +241,7 @@ class Parking:
         found = rewritten_by(entry, self._copies_of(entry), self.options.divergence)
         if found.doubt:
             log.info("discarded 0 compacted (%s)", found.doubt)
-        gone = self.ladder.discard([e for e in found.rewritten if e.used <= entry.created])
+        gone = self.ladder.discard([e for e in found.rewritten if e.used <= entry.created], "compacted")
         if gone:
             self.counts["compacted"] += gone
             log.info("discarded %d compacted", gone)
@@ -247,6 +253,9 @@ class Parking:
         """A level could not write an entry after all: keep it elsewhere, or count what is lost."""
         entry, pages = outcome.entry, outcome.pages
         if pages is None:
+            return
+        if entry.root:  # its conversation is kept, or will be rescued, by itself
+            pages.release()
             return
         try:
             if any(self.ladder.holds(other, entry) for other in self.ladder.levels):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from strata_core.pool.table import HeldPages
-from strata_core.store.base import Entry, Level, Usage
+from strata_core.store.base import Entry, Level, Store, Usage
 
 #: Called with a level's name and the error it met.
 Trouble = Callable[[str, Exception], None]
@@ -23,7 +23,7 @@ class Tolerance:
         self._trouble = trouble
 
     @contextmanager
-    def tolerating(self, level: Level) -> Iterator[None]:
+    def tolerating(self, level: Store) -> Iterator[None]:
         """Whatever the level raises within is reported, and goes no further."""
         try:
             yield
@@ -37,7 +37,7 @@ class Tolerance:
             return list(level.entries())
         return ()
 
-    def usage(self, level: Level) -> Usage | None:
+    def usage(self, level: Store) -> Usage | None:
         """Fill and bounds of a level; None where it fails."""
         with self.tolerating(level):
             return level.usage()
@@ -55,7 +55,7 @@ class Tolerance:
             return level.held(entry)
         return None
 
-    def busy_level(self, level: Level) -> bool:
+    def busy_level(self, level: Store) -> bool:
         """Whether a level has background work."""
         with self.tolerating(level):
             return level.busy()

@@ -359,6 +359,7 @@ class EngineCore:
             slot.live = None
         for level, entry in stored:
             level.remove(entry)
+        self.keeper.ladder.archiving.forget(conversation, tenant)
 
     def working_behind(self) -> bool:
         """Whether a level still works on something that it must be asked about."""

@@ -26,7 +26,7 @@ from strata_core.memory.base import Arena
 from strata_core.models.base import Model, ModelOptions
 from strata_core.models.load import load_model
 from strata_core.pool.pool import PagePool, chunk_pages_for
-from strata_core.store.base import Level, LevelContext
+from strata_core.store.base import Archive, Level, LevelContext, Store
 from strata_core.tokens.template import ChatTemplate
 from strata_core.tokens.tokenizer import Tokenizer
 from strata_core.tokens.turns import turn_opener_ids
@@ -114,10 +114,12 @@ def _assemble(
         pools=tuple(pools),
         host_pools=host_pools,
     )
-    levels = _levels(plugins, context) if settings.conversation_cache else []
+    stores = _stores(plugins, context) if settings.conversation_cache else []
+    levels = [store for store in stores if isinstance(store, Level)]
+    cascade = [level for level in levels if not level.for_roots]
     dispatcher = EventDispatcher(plugins.observe)
     undo.actions.append(dispatcher.close)
-    keeper_options = _keeper_options(settings, levels, plan)
+    keeper_options = _keeper_options(settings, cascade, plan)
     keeper = Keeper(
         identity,
         pools,
@@ -130,6 +132,7 @@ def _assemble(
         available=lambda: memory.probe().available,
         admit=plugins.admit,
         emit=dispatcher.emit,
+        archive=next((store for store in stores if isinstance(store, Archive)), None),
     )
     core_options = CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda)
     facts: dict[str, object] = {
@@ -144,7 +147,7 @@ def _assemble(
     }
     trace = None
     if settings.record_trace is not None:
-        header = trace_header(facts, core_options, keeper_options, levels, available)
+        header = trace_header(facts, core_options, keeper_options, cascade, available)
         trace = TraceRecorder(settings.record_trace, header)
         undo.actions.append(trace.close)
     parts = Parts(
@@ -214,26 +217,26 @@ def _identity(source: WeightSource, model: Model, tokenizer: Tokenizer, kv_type:
     )
 
 
-def _levels(plugins: Plugins, context: LevelContext) -> list[Level]:
-    """Make the configured levels.
+def _stores(plugins: Plugins, context: LevelContext) -> list[Store]:
+    """Make the configured levels, and the archive.
 
     :raises StrataError: one was asked for and cannot be had (its directory is in use, say). A plugin that breaks down
         instead of saying so is left out.
     """
-    levels: list[Level] = []
+    stores: list[Store] = []
     for name, factory in plugins.levels().items():
         try:
-            level = factory.create(context)
+            store = factory.create(context)
         except StrataError:
-            for made in levels:
+            for made in stores:
                 made.close()
             raise
         except Exception:
             log.exception("level %s could not be made and is left out", name)
             continue
-        if level is not None:
-            levels.append(level)
-    return levels
+        if store is not None:
+            stores.append(store)
+    return stores
 
 
 def _keeper_options(settings: Settings, levels: Sequence[Level], plan: MemoryPlan) -> KeeperOptions:
@@ -254,6 +257,7 @@ def _keeper_options(settings: Settings, levels: Sequence[Level], plan: MemoryPla
         weigh_restores=settings.restore_when == "auto",
         roots=(settings.system_prompt_cache_slots or None) if settings.system_prompt_cache else 0,
         root_bytes=settings.system_prompt_cache_mib << 20,
+        root_key=settings.system_prompt_cache_key,
         rules=MatchRules(settings.conversation_cache_similarity, settings.conversation_cache_n_min),
     )
 

@@ -8,6 +8,7 @@ from strata_core.conversations.ladder import FLOW
 from strata_core.engine.core import EngineCore
 from strata_core.engine.slots import Slot
 from strata_core.engine.stats import ConversationInfo, EngineStats, LevelInfo, SlotInfo
+from strata_core.store.base import Level
 
 
 def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
@@ -33,6 +34,8 @@ def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
         demotions=ladder.counts["demotions"],
         superseded=ladder.counts["superseded"],
         compacted=keeper.parking.counts["compacted"],
+        archived=ladder.counts["archived"],
+        archive_failures=ladder.counts["archive_failures"],
         disk_evictions=ladder.counts["disk_evictions"],
         age_evictions=ladder.counts["age_evictions"],
         spilled=ladder.counts["spilled"],
@@ -56,22 +59,24 @@ def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
 
 
 def level_infos(core: EngineCore, counting: bool = False) -> tuple[LevelInfo, ...]:
-    """Fill of every level, RAM first; one that fails to tell is left out.
+    """Fill of every level, RAM first, and of the archive; one that fails to tell is left out.
 
-    :param counting: also go through the entries, to count conversations.
+    :param counting: also go through the entries of levels, to count conversations.
     """
     infos = []
     ladder = core.keeper.ladder
-    for level in ladder.levels:
-        usage, flow = ladder.usage(level), ladder.flow[level.name]
+    for store in ladder.stores:
+        usage = ladder.usage(store)
         if usage is None:
             continue
-        different = len({e.conversation for e in ladder.entries(level) if not e.root}) if counting else None
-        folder = str(level.folder) if level.folder is not None else None
+        different, flow = None, ladder.flow.get(store.name)
+        if counting and isinstance(store, Level):
+            different = len({e.conversation for e in ladder.entries(store) if not e.root})
+        folder = str(store.folder) if store.folder is not None else None
         infos.append(
             LevelInfo(
-                level.name, level.rank, usage.bytes, usage.entries, usage.max_bytes, usage.max_entries, different,
-                folder, {name: flow[name] for name in FLOW},
+                store.name, store.rank, usage.bytes, usage.entries, usage.max_bytes, usage.max_entries, different,
+                folder, {name: flow[name] for name in FLOW} if flow is not None else {},
             )
         )
     return tuple(infos)
@@ -92,7 +97,7 @@ def conversations(core: EngineCore) -> list[ConversationInfo]:
                     live.pinned, live.tenant,
                 )
             )
-    for level in core.keeper.ladder.levels:
+    for level in core.keeper.ladder.searched:
         for entry in core.keeper.ladder.entries(level):
             tokens = len(entry.tokens)
             found.append(

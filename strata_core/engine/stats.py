@@ -93,6 +93,8 @@ class EngineStats:
     demotions: int
     superseded: int
     compacted: int
+    archived: int
+    archive_failures: int
     disk_evictions: int
     age_evictions: int
     spilled: int

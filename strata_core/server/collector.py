@@ -55,6 +55,8 @@ SOURCES = (
     _Source("demotions", "strata:demotions", "Conversations moved to the next level."),
     _Source("superseded", "strata:superseded", "Stored copies that a newer one of the same conversation replaced."),
     _Source("compacted", "strata:compacted", "Stored copies whose history their client has rewritten."),
+    _Source("archived", "strata:archived", "Superseded and rewritten copies that went to the archive."),
+    _Source("archive_failures", "strata:archive_failures", "Copies that the archive could not keep."),
     _Source("disk_evictions", "strata:disk_evictions", "Conversations that the last level deleted for its budget."),
     _Source("age_evictions", "strata:age_evictions", "Stored conversations that the last level deleted for their age."),
     _Source("spilled", "strata:spilled", "Conversations written below RAM."),

@@ -170,6 +170,21 @@ class Settings:
     system_prompt_cache_slots: int = setting(
         0, section=CACHE, minimum=0, help="Most system prompts kept; 0 is no limit."
     )
+    system_prompt_cache_dir: Path | None = setting(
+        None,
+        kind=Kind.PATH,
+        section=CACHE,
+        help="Folder of their own for system prompts; without it they are kept among the conversations.",
+    )
+    system_prompt_cache_max_age_days: float = setting(
+        0.0, section=CACHE, minimum=0, help="Days after which an unused system prompt is deleted; 0 is never."
+    )
+    system_prompt_cache_key: str = setting(
+        "",
+        section=CACHE,
+        metavar="TEXT",
+        help="Kept system prompts are reused only by servers with the same key; a new key starts afresh.",
+    )
     conversation_cache_similarity: float = setting(
         0.0,
         section=CACHE,

@@ -50,6 +50,7 @@ class Entry:
     :ivar pinned: never a victim of budget or age.
     :ivar turns: positions of the tokens that open a turn, ascending: where a client may come back to.
     :ivar root: whether this is the beginning of conversations (a system prompt), kept for its own sake.
+    :ivar key: of a root: the ``--system-prompt-cache-key`` it was kept under; it serves under the same one only.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Entry:
     pinned: bool = False
     turns: tuple[int, ...] = attrs.field(default=(), repr=False)
     root: bool = False
+    key: str = ""
 
 
 @attrs.frozen
@@ -100,17 +102,76 @@ class Outcome:
     pages: HeldPages | None = None
 
 
-class Level(ABC):
+class Store(ABC):
+    """What levels and archives have in common. ``rank`` is its place in reports, and a level's on the ladder."""
+
+    name: str
+    rank: int
+    #: Where it keeps files, for reports; None for one that keeps none.
+    folder: Path | None = None
+
+    @abstractmethod
+    def usage(self) -> Usage:
+        """Bytes and entries held now, and their bounds."""
+
+    def flush(self) -> None:  # noqa: B027 - a store without a medium has nothing to flush
+        """Return when everything that was given before would survive a power cut.
+
+        :raises LevelError: it would not.
+        """
+
+    def busy(self) -> bool:
+        """Whether background work is under way that ``poll`` will have to finish."""
+        return False
+
+    def poll(self) -> Sequence[Outcome]:
+        """Called between steps: finish what background work has completed, and tell what it came to. Never blocks."""
+        return ()
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait until no background work needs pages of the engine's pools any more: the next ``poll`` gives them back.
+        Called when these have run out."""
+
+    def close(self) -> None:  # noqa: B027
+        """Complete background work and free everything. It is not used afterwards."""
+
+
+class Archive(Store):
+    """Where copies go that a newer one of the same conversation made needless, instead of being deleted.
+
+    It is for people, who look into it and bring a copy back by hand: it is never searched, no request is ever served
+    from it, and it is no part of the cascade. It keeps to its own bounds. What it cannot take is lost as it would be
+    without an archive; that is an :class:`Outcome` that failed, and no error of any request.
+    """
+
+    @abstractmethod
+    def take(self, entry: Entry, why: str, source: Level) -> None:
+        """Begin to keep a copy of what ``source`` holds and will be told to remove as soon as this returns. Does not
+        wait: ``poll`` tells what it came to.
+
+        :param why: ``superseded`` (the newer copy begins with it) or ``compacted`` (its client rewrote it).
+        :raises LevelError: it cannot; nothing has begun.
+        """
+
+    @abstractmethod
+    def forget(self, conversation: str, tenant: str | None) -> None:
+        """Begin to delete all copies of a conversation, as somebody asked for it to be forgotten; with ``tenant``, only
+        that tenant's."""
+
+    def expire(self, now: float) -> None:
+        """Begin to let go what has been here for too long. :param now: seconds since the epoch."""
+
+
+class Level(Store):
     """One rung. See the module's docstring for the rules all levels keep to.
 
     :ivar when_full: whether the coordinator lets old entries leave to make room for a new one, or has it go elsewhere.
     """
 
-    name: str
-    rank: int
     when_full: Literal["evict-oldest", "reject"] = "evict-oldest"
-    #: Where the level keeps files, for reports; None for one that keeps none.
-    folder: Path | None = None
+    #: Whether it holds system prompts only (:attr:`Entry.root`). It is then asked after all others, and nothing else
+    #: moves there or from there.
+    for_roots: bool = False
     #: Whether ``load`` may run on a thread of its own while the engine thread calls other methods, so that other slots
     #: go on meanwhile. It must then touch nothing but the sink and what it guards itself.
     loads_aside: bool = False
@@ -127,10 +188,6 @@ class Level(ABC):
 
         :param excluded: ids of entries to leave out; those that share most of all others are listed.
         """
-
-    @abstractmethod
-    def usage(self) -> Usage:
-        """Bytes and entries held now, and their bounds."""
 
     @abstractmethod
     def weigh(self, entries: Collection[Entry]) -> int:
@@ -211,30 +268,9 @@ class Level(ABC):
         """
         return ()
 
-    def reclaim(self, nbytes: int) -> None:  # noqa: B027 - most levels hold nothing but entries
+    def reclaim(self, nbytes: int) -> None:
         """Begin to free what no entry needs (what a crash left behind, what was damaged), ``nbytes`` of it if there is
         as much. It counts no more from now on. The coordinator asks before it lets entries go."""
-
-    def flush(self) -> None:  # noqa: B027 - a level without a medium has nothing to flush
-        """Return when everything that was put or adopted before would survive a power cut.
-
-        :raises LevelError: it would not.
-        """
-
-    def busy(self) -> bool:
-        """Whether background work is under way that ``poll`` will have to finish."""
-        return False
-
-    def poll(self) -> Sequence[Outcome]:
-        """Called between steps: finish what background work has completed, and tell what it came to. Never blocks."""
-        return ()
-
-    def settle(self) -> None:  # noqa: B027
-        """Wait until no background work needs pages of the engine's pools any more: the next ``poll`` gives them back.
-        Called when these have run out."""
-
-    def close(self) -> None:  # noqa: B027
-        """Complete background work and free everything. The level is not used afterwards."""
 
 
 @attrs.frozen
@@ -262,10 +298,10 @@ class LevelContext:
 class LevelFactory:
     """What ``strata_register_levels`` registers.
 
-    :ivar rank: place on the ladder: RAM 0, warm disk 10, cold disk 20, shared store 30.
-    :ivar create: makes the level, or returns None when it is not configured.
+    :ivar rank: place on the ladder: RAM 0, warm disk 10, cold disk 20, shared store 30; system prompts 40, archive 50.
+    :ivar create: makes the level (or the archive, of which there is one), or returns None when it is not configured.
     """
 
     name: str
     rank: int
-    create: Callable[[LevelContext], Level | None] = attrs.field(repr=False)
+    create: Callable[[LevelContext], Level | Archive | None] = attrs.field(repr=False)

@@ -28,7 +28,7 @@ def strata_register_commands(cli: LazyGroup) -> None:
 
 @hookimpl
 def strata_register_levels(register: Callable[[LevelFactory], None]) -> None:
-    """Register the levels ``warm`` (rank 10) and ``cold`` (rank 20)."""
+    """Register the levels ``warm``, ``cold`` and ``system-prompt``, and the archive."""
     from strata_tiers.factory import factories
 
     for factory in factories():

@@ -13,7 +13,7 @@ from strata_tiers import segment
 from strata_tiers.files import Files
 from strata_tiers.holdings import Part
 from strata_tiers.jobs import StoreJob, Temporary
-from strata_tiers.layout import BadFile, Shape
+from strata_tiers.layout import BadFile, Piece, Shape
 from strata_tiers.place import Place
 from strata_tiers.reader import Read, Reader
 
@@ -55,7 +55,7 @@ class AdoptJob(StoreJob):
         temporary = self.begin(self.place.segment_path(part), part.piece.size, part)
         assert temporary.fd is not None
         try:
-            copy_verified(self.place.files, path, temporary.fd, part, entry, self.place.shape)
+            copy_verified(self.place.files, path, temporary.fd, part.piece, entry, self.place.shape)
         except BadFile as error:
             self.damaged = (found, str(error))
             raise
@@ -63,7 +63,7 @@ class AdoptJob(StoreJob):
             part.temporary = temporary.path
 
 
-def copy_verified(files: Files, path: Path, fd: int, part: Part, entry: Entry, shape: Shape) -> None:
+def copy_verified(files: Files, path: Path, fd: int, piece: Piece, entry: Entry, shape: Shape) -> None:
     """Copy a segment file page by page, each verified.
 
     :raises BadFile: it is damaged, or not the segment it should be.
@@ -72,7 +72,6 @@ def copy_verified(files: Files, path: Path, fd: int, part: Part, entry: Entry, s
     reader = Reader(files, 1)
     try:
         header = segment.read(files, source)
-        piece = part.piece
         segment.expect(header, piece, entry.identity, entry.tokens[piece.start : piece.stop], shape)
         head = bytearray(header.data)
         files.read(source, [head], 0)

@@ -30,7 +30,10 @@ from strata_tiers.manifest import Manifest, parse
 
 #: A manifest larger than this is not read: 16 million tokens.
 MAX_MANIFEST = 128 << 20
-_OURS = frozenset({LOCK, "segments", "conversations", "quarantine"})
+#: Names in a level's folder that are no strangers. The archive has a folder and a budget of its own, and lies in the
+#: cold level's folder unless it is put elsewhere.
+ARCHIVE = "archive"
+_OURS = frozenset({LOCK, "segments", "conversations", "quarantine", ARCHIVE})
 
 
 class FolderInUse(LevelError):
@@ -200,6 +203,9 @@ class Directory:
             return []
         names = [piece.name for piece in manifest.pieces]
         entry = manifest.entry
+        if identity is not None and not names:
+            found.foreign.append(Foreign(Path(text), "only their token ids are kept", manifest))
+            return names
         if identity is not None:
             if entry.tenant not in digests:
                 digests[entry.tenant] = identity.for_tenant(entry.tenant).digest

@@ -34,6 +34,8 @@ def export_entry(folder: Path, entry_id: str, target: Path, *, progress: Progres
     :raises StorageError: the file cannot be written.
     """
     files, found = Files(), find(folder, entry_id)
+    if not found.pieces:
+        raise LevelError(f"only the token ids of {entry_id} are kept, and a session needs what was computed of them")
     directory = Directory(folder, files, read_only=True)
     with _reading(found):
         session = _session_of(found, _shape(files, directory, found))

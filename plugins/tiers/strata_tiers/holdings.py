@@ -58,12 +58,16 @@ class Kept:
 
 
 class Holdings:
-    """:param identity_parts: as manifests carry them. :ivar others: charge of files that are no entry's."""
+    """:param identity_parts: as manifests carry them.
+    :param root_key: system prompts kept under another key are listed, but not found.
+    :ivar others: charge of files that are no entry's.
+    """
 
-    def __init__(self, shape: Shape, limits: Limits, identity_parts: Mapping[str, str]):
+    def __init__(self, shape: Shape, limits: Limits, identity_parts: Mapping[str, str], root_key: str = ""):
         self.shape = shape
         self.limits = limits
         self.identity_parts = identity_parts
+        self.root_key = root_key
         self.kept: dict[str, Kept] = {}
         self.others = 0
         self._parts: dict[str, Part] = {}
@@ -255,12 +259,14 @@ class Holdings:
     def _list(self, kept: Kept) -> None:
         entry = kept.entry
         self.kept[entry.id] = kept
-        self._index.add(entry.id, entry)
+        if not entry.root or entry.key == self.root_key:
+            self._index.add(entry.id, entry)
         self._by_last.setdefault(_last(entry), set()).add(entry.id)
 
     def _unlist(self, kept: Kept) -> None:
         del self.kept[kept.entry.id]
-        self._index.remove(kept.entry.id)
+        if kept.entry.id in self._index:
+            self._index.remove(kept.entry.id)
         ids = self._by_last[_last(kept.entry)]
         ids.discard(kept.entry.id)
         if not ids:

@@ -8,9 +8,10 @@ files), sync, :meth:`StoreJob.publish_segments`, :meth:`StoreJob.publish_manifes
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +23,8 @@ from strata_tiers.holdings import Kept, Part
 from strata_tiers.layout import FOLDER_BYTES, charge
 from strata_tiers.pages import PageSource
 from strata_tiers.place import Place
+
+log = logging.getLogger("strata.disk")
 
 
 class Again(Exception):
@@ -48,8 +51,7 @@ class Job:
 
     kind: ClassVar[str]
 
-    def __init__(self, place: Place, weight: int = 0):
-        self.place = place
+    def __init__(self, weight: int = 0):
         self.weight = weight
         self.done = False
         self.forced = False
@@ -59,13 +61,33 @@ class Job:
         return True
 
 
+class TaskJob(Job):
+    """Anything that has to be done in its turn."""
+
+    kind = "task"
+
+    def __init__(self, task: Callable[[], None], weight: int = 0):
+        super().__init__(weight)
+        self.error = ""
+        self._task = task
+
+    def run(self) -> None:
+        try:
+            self._task()
+        except Exception as error:
+            self.error = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            log.debug("a task of the disk levels failed: %s", self.error, exc_info=error)
+        self.done = True
+
+
 class DropJob(Job):
     """Deletes files: manifests, then, after a sync, segments and others."""
 
     kind = "drop"
 
     def __init__(self, place: Place, manifests: Iterable[Path], others: Iterable[Path]):
-        super().__init__(place)
+        super().__init__()
+        self.place = place
         self.manifests = list(manifests)
         self.others = list(others)
         with place.lock:
@@ -95,7 +117,8 @@ class ManifestJob(Job):
     kind = "store"
 
     def __init__(self, place: Place, entry_id: str, weight: int = 0):
-        super().__init__(place, weight)
+        super().__init__(weight)
+        self.place = place
         self.entry_id = entry_id
         self.error = ""
         self.written = False

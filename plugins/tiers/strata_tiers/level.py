@@ -8,6 +8,7 @@ served from them. :meth:`DiskLevel.load` may be called by any thread.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
@@ -19,14 +20,14 @@ from strata_core.conversations.index import Query
 from strata_core.errors import LevelError
 from strata_core.pool.sink import PageSink
 from strata_core.pool.table import HeldPages
-from strata_core.store.base import Entry, Level, Outcome, Usage
+from strata_core.store.base import Entry, Level, Outcome, Store, Usage
 from strata_tiers import scanning
 from strata_tiers.adopt import AdoptJob
 from strata_tiers.cut import Limits
 from strata_tiers.directory import Directory
 from strata_tiers.holdings import Holdings, Kept, Part
 from strata_tiers.jobs import DropJob, ManifestJob, StoreJob
-from strata_tiers.layout import Shape, valid_id
+from strata_tiers.layout import Piece, Shape, valid_id
 from strata_tiers.pages import source_of
 from strata_tiers.place import Place
 from strata_tiers.restore import Restorer
@@ -39,27 +40,37 @@ DAY_S = 86400.0
 
 @attrs.frozen
 class LevelOptions:
-    """:ivar max_age_s: age without use after which an entry is due to leave; 0 is never."""
+    """:ivar max_age_s: age without use after which an entry is due to leave; 0 is never.
+    :ivar root_max_age_s: the same for system prompts. :ivar root_key: what those are kept under that may be found.
+    :ivar for_roots: nothing but system prompts is kept here.
+    """
 
     max_bytes: int
     when_full: Literal["evict-oldest", "reject"] = "evict-oldest"
     max_age_s: float = 0.0
+    root_max_age_s: float = 0.0
+    root_key: str = ""
+    for_roots: bool = False
     limits: Limits = attrs.field(factory=Limits)
 
 
 class Workshop:
-    """What the disk levels of a process share: the writer, and knowing each other.
+    """What the disk levels and the archive of a process share: the writer, and knowing each other.
 
-    The writer ends when the last level is closed.
+    The writer ends when the last of them is closed.
     """
 
     def __init__(self, writer: Writer | None = None):
         self.writer = writer or Writer()
-        self.levels: list[DiskLevel] = []
+        self.members: list[Store] = []
 
-    def leave(self, level: DiskLevel) -> None:
-        self.levels.remove(level)
-        if not self.levels:
+    @property
+    def levels(self) -> list[DiskLevel]:
+        return [member for member in self.members if isinstance(member, DiskLevel)]
+
+    def leave(self, member: Store) -> None:
+        self.members.remove(member)
+        if not self.members:
             self.writer.close()
 
 
@@ -88,17 +99,18 @@ class DiskLevel(Level):
         self.rank = rank
         self.folder = root
         self.when_full = options.when_full
+        self.for_roots = options.for_roots
         self._options = options
         self._workshop = workshop
         self._writer = workshop.writer
         directory = Directory(root, self._writer.files)
-        holdings = Holdings(shape, options.limits, identity.parts)
+        holdings = Holdings(shape, options.limits, identity.parts, options.root_key)
         self.place = Place(name, self._writer.files, directory, holdings, options.max_bytes)
         self.report = scanning.take_over(self.place, identity)
         self.restorer = Restorer(self.place, self._siblings, self._drop, self._rewrite)
         self._jobs: list[StoreJob] = []
         self._rewrites: dict[str, ManifestJob] = {}
-        workshop.levels.append(self)
+        workshop.members.append(self)
 
     # -- what is here -------------------------------------------------------------------------------------------
 
@@ -119,9 +131,11 @@ class DiskLevel(Level):
             return self._holdings.beginnings(entry)
 
     def expired(self, now: float) -> list[Entry]:
-        if not self._options.max_age_s:
+        options = self._options
+        if not options.max_age_s and not options.root_max_age_s:
             return []
-        due = [e for e in self.entries() if not e.pinned and now - e.used > self._options.max_age_s]
+        ages = {False: options.max_age_s or math.inf, True: options.root_max_age_s or math.inf}
+        due = [e for e in self.entries() if not e.pinned and now - e.used > ages[e.root]]
         return sorted(due, key=lambda entry: entry.used)
 
     def usage(self) -> Usage:
@@ -172,6 +186,16 @@ class DiskLevel(Level):
 
     def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
         self.restorer.load(entry, tokens, sink)
+
+    def files_of(self, entry: Entry) -> list[tuple[Piece, Path]]:
+        """The segments of an entry that is stored, with their files, from position 0 on."""
+        with self.place.lock:
+            return [(part.piece, self.place.segment_path(part)) for part in self._kept(entry).parts]
+
+    @property
+    def writer(self) -> Writer:
+        """What does its writing, and deletes its files, in order."""
+        return self._writer
 
     def held(self, entry: Entry) -> HeldPages | None:
         with self.place.lock:

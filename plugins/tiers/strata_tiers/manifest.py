@@ -31,7 +31,9 @@ _LONGEST_FLOAT, _LONGEST_BOOL = 24, 5
 
 @attrs.frozen(eq=False)
 class Manifest:
-    """:ivar parts: of the identity, without the tenant. :ivar pieces: the segments, from position 0 on."""
+    """:ivar parts: of the identity, without the tenant.
+    :ivar pieces: the segments, from position 0 on; none for an archived copy of which only the ids are kept.
+    """
 
     entry: Entry
     parts: Mapping[str, str]
@@ -101,7 +103,7 @@ def _json(entry: Entry, parts: Mapping[str, str], pieces: Sequence[Piece]) -> by
         "root": bool(entry.root),
         "turns": sorted({int(turn) for turn in entry.turns if 0 <= turn < len(entry.tokens)}),
         "segments": [[piece.address.hex(), piece.start, piece.count, piece.size] for piece in pieces],
-    }
+    } | ({"key": entry.key} if entry.key else {})
     text = json.dumps(about, allow_nan=False, separators=(",", ":")).encode("ascii")
     # Room for any time of use and either pin, so that a change of these does not change the size.
     room = _LONGEST_FLOAT - len(repr(about["used"])) + _LONGEST_BOOL - len(json.dumps(about["pinned"]))
@@ -135,7 +137,10 @@ def _entry(about: Mapping[str, Any], identity: bytes, tokens: np.ndarray, addres
         pinned=about["pinned"],
         turns=tuple(about["turns"]),
         root=about["root"],
+        key=about.get("key", ""),
     )
+    if type(entry.key) is not str:
+        raise BadFile("the manifest's 'key' is no text")
     if not (math.isfinite(entry.created) and math.isfinite(entry.used)):
         raise BadFile("a time in the manifest is no number")
     if not valid_id(entry.id):
@@ -170,6 +175,6 @@ def _pieces(about: Mapping[str, Any], entry: Entry, page_tokens: int) -> tuple[P
             raise BadFile("a segment's address is not that of its last page")
         pieces.append(Piece(parent, address, start, count, nbytes, "" if whole else entry.id))
         parent = address
-    if at != len(entry.tokens):
+    if pieces and at != len(entry.tokens):
         raise BadFile("the manifest's segments do not hold all its tokens")
     return tuple(pieces)

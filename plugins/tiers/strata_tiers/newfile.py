@@ -50,12 +50,19 @@ class NewFile:
         except OSError:
             self._undo()
             raise
-        self.files.close(self.fd)
-        self.files.rename(self.temporary, self.path)
+        try:
+            self.files.close(self.fd)
+            self.files.rename(self.temporary, self.path)
+        except OSError:
+            self._unlink()
+            raise
         self.files.sync_folder(self.path.parent)
 
     def _undo(self) -> None:
         self.files.close(self.fd)
+        self._unlink()
+
+    def _unlink(self) -> None:
         with suppress(OSError):
             self.files.unlink(self.temporary)
 

@@ -135,18 +135,20 @@ class Restorer:
             sink.filled(number)
 
     def _open(self, entry: Entry, part: Part) -> tuple[int, segment.Header]:
-        """An open segment file with its verified header. It may get its final name at this moment: look twice."""
+        """An open segment file with its verified header."""
         place = self._place
-        for last in (False, True):
-            with place.lock:
-                path = part.temporary if not part.settled and part.temporary else place.segment_path(part)
+        with place.lock:
+            paths = [place.segment_path(part)]
+            if not part.settled and part.temporary is not None:
+                paths.insert(0, part.temporary)  # not there any more: it has just got its final name
+        for path in paths:
             try:
                 fd = place.files.open(path)
                 break
             except OSError as error:
-                if last and is_damage(error):
-                    raise _BadPart(part, str(error.strerror or error)) from error
-                if last:
+                if path is paths[-1]:
+                    if is_damage(error):
+                        raise _BadPart(part, str(error.strerror or error)) from error
                     raise
         try:
             header = segment.read(place.files, fd)
@@ -173,7 +175,7 @@ class Restorer:
             try:
                 fd = place.files.create(temporary)
                 try:
-                    copy_verified(place.files, source, fd, part, entry, place.shape)
+                    copy_verified(place.files, source, fd, part.piece, entry, place.shape)
                     place.files.sync(fd)
                 finally:
                     place.files.close(fd)

@@ -48,6 +48,27 @@ class DiskSettings:
     conversation_cache_spill_max_age_days: float = setting(
         0.0, section=SECTION, minimum=0, help="Days after which an unused conversation leaves a disk level; 0 is never."
     )
+    conversation_cache_archive_mode: str = setting(
+        "off",
+        section=SECTION,
+        choices=("off", "ids", "state"),
+        help="Archive what is superseded or rewritten by its client instead of deleting it: token ids, or all of it.",
+    )
+    conversation_cache_archive_dir: Path | None = setting(
+        None,
+        kind=Kind.PATH,
+        section=SECTION,
+        help="Folder of the archive; without it, `archive` in the cold level's folder.",
+    )
+    conversation_cache_archive_mib: int = setting(
+        2048, kind=Kind.SIZE, minimum=1, section=SECTION, help="Most that the archive may hold; the oldest copies go."
+    )
+    conversation_cache_archive_keep: int = setting(
+        4, section=SECTION, minimum=0, help="Most archived copies of one conversation; 0 is no limit."
+    )
+    conversation_cache_archive_max_age_days: float = setting(
+        0.0, section=SECTION, minimum=0, help="Days after which an archived copy is deleted; 0 is never."
+    )
     conversation_cache_segment_tokens: int = setting(
         2048,
         section=SECTION,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from strata_core.errors import LevelError
 from strata_tiers.commit import Commit, give_up
 from strata_tiers.files import Files
-from strata_tiers.jobs import DropJob, Job, ManifestJob, StoreJob
+from strata_tiers.jobs import DropJob, Job, ManifestJob, StoreJob, TaskJob
 
 log = logging.getLogger("strata.disk")
 
@@ -156,6 +156,9 @@ class Writer:
         drops = [job for job in batch if isinstance(job, DropJob)]
         if drops:
             self._drop(drops)
+        for job in batch:
+            if isinstance(job, TaskJob):
+                job.run()
         stores = [job for job in batch if isinstance(job, ManifestJob)]
         if stores:
             again = Commit(self.files, stores, self.wake).run()

@@ -92,7 +92,7 @@ def read_conversation(folder: Path, entry_id: str) -> tuple[dict, list[list[byte
         check(segment["ids"] == manifest["ids"][start : start + count], "ids")
         blocks += segment["blocks"]
         at, parent = start + count, segment["end"]
-    check(at == len(manifest["ids"]), "end of the chain")
+    check(at == len(manifest["ids"]) or not manifest["segments"], "end of the chain")
     return manifest, blocks
 
 

@@ -16,10 +16,12 @@ from strata_core.conversations.identity import Identity
 from strata_core.errors import DamagedEntry, LevelError, NotFound, StorageError, StrataError
 from strata_tiers.check import entries
 from strata_tiers.directory import FolderInUse
-from strata_tiers.factory import cold_folder
+from strata_tiers.factory import archive_folder, cold_folder
 from strata_tiers.manifest import Manifest
 from strata_tiers.newfile import Progress, no_progress
 from strata_tiers.settings import DiskSettings
+
+_ARCHIVE = "strata_tiers.archive"
 
 
 class CacheFailure(StrataError):
@@ -54,7 +56,7 @@ def folders_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--dir``, and the conversion of errors to exit codes."""
     option = click.option(
         "--dir", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
-        help="Folder of a level; without it, the configured warm and cold ones. May be repeated.",
+        help="Folder of a level; without it, the configured ones. May be repeated.",
     )  # fmt: skip
 
     @functools.wraps(command)
@@ -69,11 +71,27 @@ def folders_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(run)
 
 
-def chosen_folders(ctx: click.Context, given: Sequence[Path]) -> list[Path]:
-    """The folders to work on: those given, or of the configured ones those that are there.
+def _choose_archive(ctx: click.Context, parameter: click.Parameter, chosen: bool) -> None:
+    ctx.meta[_ARCHIVE] = chosen
 
-    :raises NotFound: one that was given is not there.
+
+#: ``--archive``, which :func:`chosen_folders` follows.
+archive_option = click.option(
+    "--archive", is_flag=True, expose_value=False, callback=_choose_archive,
+    help="Work on the archive: copies that newer ones replaced.",
+)  # fmt: skip
+
+
+def chosen_folders(ctx: click.Context, given: Sequence[Path]) -> list[Path]:
+    """The folders to work on: those given, or of the configured ones those that are there; or the archive.
+
+    :raises NotFound: one that was given, or the archive, is not there.
+    :raises UsageError: folders and the archive were given.
     """
+    if ctx.meta.get(_ARCHIVE):
+        if given:
+            raise click.UsageError("--archive is a folder of its own; give it or --dir")
+        given = [archive_folder(application(ctx).settings({}).plugin(DiskSettings))]
     missing = [folder for folder in given if not folder.is_dir()]
     if missing:
         raise NotFound(f"there is no folder {missing[0]}", param="dir")
@@ -81,10 +99,11 @@ def chosen_folders(ctx: click.Context, given: Sequence[Path]) -> list[Path]:
 
 
 def configured_folders(ctx: click.Context) -> list[Path]:
-    """The warm and the cold folder of the settings, whether they are there or not."""
-    settings = application(ctx).settings({}).plugin(DiskSettings)
-    warm = settings.conversation_cache_warm_dir
-    return [*([warm] if warm is not None else []), cold_folder(settings)]
+    """The folders of the settings for system prompts, warm and cold level, whether they are there or not."""
+    core = application(ctx).settings({})
+    settings = core.plugin(DiskSettings)
+    upper = [core.system_prompt_cache_dir, settings.conversation_cache_warm_dir]
+    return [*(folder for folder in upper if folder is not None), cold_folder(settings)]
 
 
 def stored_in(folders: Sequence[Path]) -> list[Stored]:

@@ -18,6 +18,7 @@ from strata_tiers.check import Problem, Report
 from strata_tiers.check import check as check_folder
 from strata_tiers.commands.common import (
     Stored,
+    archive_option,
     chosen_folders,
     folders_option,
     mib,
@@ -33,6 +34,7 @@ _PIECE = 4 << 20
 
 @click.command("ls")
 @folders_option
+@archive_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def list_entries(ctx: click.Context, folders: Sequence[Path], as_json: bool) -> None:
@@ -53,13 +55,18 @@ def list_entries(ctx: click.Context, folders: Sequence[Path], as_json: bool) -> 
 
 @click.command()
 @folders_option
+@archive_option
 @click.argument("name", metavar="ID")
+@click.option("--ids", "with_ids", is_flag=True, help="Add the token ids, which `/v1/completions` takes as a prompt.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.pass_context
-def show(ctx: click.Context, folders: Sequence[Path], name: str, as_json: bool) -> None:
+def show(ctx: click.Context, folders: Sequence[Path], name: str, with_ids: bool, as_json: bool) -> None:
     """Show everything about an entry, or about all entries of a conversation."""
     found = pick(stored_in(chosen_folders(ctx, folders)), name)
     facts = [_facts(one) | _details(one) for one in found]
+    if with_ids:
+        ids = [one.manifest.entry.tokens.tolist() for one in found]
+        facts = [fact | {"token_ids": these} for fact, these in zip(facts, ids, strict=True)]
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return
@@ -75,6 +82,7 @@ def show(ctx: click.Context, folders: Sequence[Path], name: str, as_json: bool) 
 
 @click.command()
 @folders_option
+@archive_option
 @click.option("--repair", is_flag=True, help="Put damaged files into quarantine, cut what used them, delete clutter.")
 @click.option("--quick", is_flag=True, help="Check names, sizes and headers, not the pages.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -140,6 +148,8 @@ def _facts(one: Stored) -> dict[str, Any]:
         "reason": entry.reason,
         "pinned": entry.pinned,
         "root": entry.root,
+        "key": entry.key,
+        "ids_only": not one.manifest.pieces,
         "tenant": entry.tenant,
         "identity": one.base,
     }
@@ -157,8 +167,8 @@ def _details(one: Stored) -> dict[str, Any]:
 
 def _kind(one: Stored) -> str:
     entry = one.manifest.entry
-    words = [word for word, is_so in (("pinned", entry.pinned), ("root", entry.root)) if is_so]
-    return ", ".join(words) or entry.reason
+    words = [word for word, is_so in (("pinned", entry.pinned), ("root", entry.root)) if is_so] or [entry.reason]
+    return ", ".join([*words, *(["ids only"] if not one.manifest.pieces else [])])
 
 
 def _date(seconds: float) -> str:

@@ -13,6 +13,7 @@ from strata_tiers.check import prune_foreign as prune_folder
 from strata_tiers.check import remove_entry
 from strata_tiers.commands.common import (
     Stored,
+    archive_option,
     chosen_folders,
     configured_folders,
     folders_option,
@@ -28,6 +29,7 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 @click.command()
 @folders_option
+@archive_option
 @click.argument("names", metavar="ID...", nargs=-1, required=True)
 @_yes
 @click.pass_context
@@ -46,6 +48,7 @@ def rm(ctx: click.Context, folders: Sequence[Path], names: Sequence[str], yes: b
 
 @click.command()
 @folders_option
+@archive_option
 @click.argument("name", metavar="ID")
 @click.argument("target", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
