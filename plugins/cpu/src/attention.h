@@ -5,11 +5,12 @@
  * thread or many, with or without a window: so a row's result depends on its own sequence only. Scores and sums are
  * products of float32, added one after the other (over the head's elements, over the block's positions).
  *
- * A block's keys and values become float32 panels of PANEL columns, which one small matrix kernel multiplies with all
- * query rows of the task.
+ * With many query rows a block's keys and values become float32 panels of PANEL columns, which one small matrix kernel
+ * multiplies with all of them; with few they are used as they come, in the same order of sums.
  */
 
 enum { PANEL = TILE_VECTORS * LANES };
+enum { DIRECT_QUERIES = 4, FEW_QUERIES = 8 }; /* queries taken at once; most that are not worth panels */
 
 /* Sixteen (or the last `n`) stored elements as float32. */
 INLINE vf kv_load(int type, const uint8_t *from, int at, int n, float scale) {
@@ -46,31 +47,52 @@ INLINE Rows rows_of(const AttentionTask *t, int position, int values) {
     return r;
 }
 
+/* Sixteen positions' keys: where each starts, and its scale. The last of a sequence may be fewer. */
+typedef struct {
+    const uint8_t *row[LANES];
+    float scale[LANES];
+    int rows;
+} Keys;
+
+INLINE void find_keys(int type, const AttentionTask *t, int first, int rows, Keys *keys) {
+    int64_t bytes = (int64_t)t->attention->head_dim * kv_size(type);
+    keys->rows = rows < LANES ? rows : LANES;
+    for (int i = 0; i < keys->rows;) {
+        int position = first + i, at = position % t->store->page_tokens, n = t->store->page_tokens - at;
+        Rows r = rows_of(t, position, 0);
+        for (int end = i + n < keys->rows ? i + n : keys->rows; i < end; i++, at++) {
+            keys->row[i] = r.rows + at * bytes;
+            keys->scale[i] = r.scales ? r.scales[at] : 1;
+        }
+    }
+}
+
+/* Their elements d .. d + 15, turned: part[i] is element d + i of all positions. Returns how many there are. */
+INLINE int turn_keys(int type, const Keys *keys, int width, int d, vf part[LANES]) {
+    const vf none = vf_set(0);
+    int n = width - d < LANES ? width - d : LANES;
+    if (keys->rows == LANES && n == LANES) {
+        for (int i = 0; i < LANES; i++) part[i] = kv_load(type, keys->row[i], d, LANES, keys->scale[i]);
+    } else {
+        for (int i = 0; i < LANES; i++) {
+            part[i] = i < keys->rows ? kv_load(type, keys->row[i], d, n, keys->scale[i]) : none;
+        }
+    }
+    transpose(part);
+    return n;
+}
+
 /* Keys of positions [first, first + count), turned: element d of position p is at
  * out[p / PANEL * head_dim * PANEL + d * PANEL + p % PANEL]; columns up to a full panel are zero. */
 INLINE void load_keys(int type, const AttentionTask *t, int first, int count, float *out) {
-    int width = t->attention->head_dim, tokens = t->store->page_tokens;
-    const vf none = vf_set(0);
+    int width = t->attention->head_dim;
     for (int p = 0; p < round_up(count, PANEL); p += LANES) {
         float *to = out + (int64_t)(p / PANEL) * width * PANEL + p % PANEL;
-        const uint8_t *row[LANES];
-        float scale[LANES];
-        int rows = count - p < LANES ? count - p : LANES;
-        for (int i = 0; i < rows; i++) {
-            int position = first + p + i, at = position % tokens;
-            Rows r = rows_of(t, position, 0);
-            row[i] = r.rows + (int64_t)at * width * kv_size(type);
-            scale[i] = r.scales ? r.scales[at] : 1;
-        }
+        Keys keys;
+        find_keys(type, t, first + p, count - p, &keys);
         for (int d = 0; d < width; d += LANES) {
             vf part[LANES];
-            int n = width - d < LANES ? width - d : LANES;
-            if (rows == LANES && n == LANES) {
-                for (int i = 0; i < LANES; i++) part[i] = kv_load(type, row[i], d, LANES, scale[i]);
-            } else {
-                for (int i = 0; i < LANES; i++) part[i] = i < rows ? kv_load(type, row[i], d, n, scale[i]) : none;
-            }
-            transpose(part);
+            int n = turn_keys(type, &keys, width, d, part);
             for (int i = 0; i < n; i++) vf_store(to + (d + i) * PANEL, part[i]);
         }
     }
@@ -131,6 +153,114 @@ static void panels_times(int rows, int depth, const float *x, int64_t x_stride, 
     }
 }
 
+/* ---- few queries: keys and values are used in registers as they come -------------------------------------------- */
+
+/* scores[r][p] of `queries` queries, in the order of panel_tile: over the head's elements. */
+INLINE void score_keys(int type, int queries, const AttentionTask *t, int first, int count, const float *q,
+                       float *scores) {
+    int width = t->attention->head_dim;
+    Keys keys, next;
+    find_keys(type, t, first, count, &next);
+    for (int p = 0; p < count; p += LANES) {
+        keys = next;
+        if (p + LANES < count) find_keys(type, t, first + p + LANES, count - p - LANES, &next);
+        vf sums[DIRECT_QUERIES];
+        for (int r = 0; r < queries; r++) sums[r] = vf_set(0);
+        for (int d = 0; d < width; d += LANES) {
+            vf part[LANES];
+            int n = turn_keys(type, &keys, width, d, part);
+            int byte = d * kv_size(type);
+            if (byte % 64 == 0) for (int i = 0; i < next.rows; i++) prefetch(next.row[i] + byte);
+            for (int i = 0; i < n; i++) {
+                for (int r = 0; r < queries; r++) sums[r] = vf_fma(vf_set(q[r * width + d + i]), part[i], sums[r]);
+            }
+        }
+        for (int r = 0; r < queries; r++) vf_store(scores + r * KV_BLOCK + p, sums[r]);
+    }
+}
+
+/* Adds `count` positions' values, times their weights, to the sums. `next`: what is read after them. */
+INLINE void add_values(int type, int queries, const Rows *rows, int at, int count, int width, int d,
+                       const float *weights, const uint8_t *next, vf sums[][TILE_VECTORS]) {
+    int64_t bytes = (int64_t)width * kv_size(type);
+    const uint8_t *row = rows->rows + at * bytes;
+    for (int p = 0; p < count; p++, row += bytes, next += bytes) {
+        float scale = rows->scales ? rows->scales[at + p] : 1;
+        for (int line = 0; line < PANEL * kv_size(type); line += 64) prefetch(next + d * kv_size(type) + line);
+        vf value[TILE_VECTORS];
+        for (int j = 0; j < TILE_VECTORS; j++) value[j] = kv_load(type, row, d + j * LANES, LANES, scale);
+        for (int r = 0; r < queries; r++) {
+            vf weight = vf_set(weights[r * KV_BLOCK + p]);
+            for (int j = 0; j < TILE_VECTORS; j++) sums[r][j] = vf_fma(weight, value[j], sums[r][j]);
+        }
+    }
+}
+
+/* The same for the end of a row that fills no panel: vector j, which may be cut short. */
+INLINE void add_last(int type, int queries, const Rows *rows, int at, int count, int width, int d, int j,
+                     const float *weights, vf sums[][TILE_VECTORS]) {
+    int from = d + j * LANES, n = width - from < LANES ? width - from : LANES;
+    for (int p = 0; p < count; p++) {
+        const uint8_t *row = rows->rows + (int64_t)(at + p) * width * kv_size(type);
+        vf value = kv_load(type, row, from, n, rows->scales ? rows->scales[at + p] : 1);
+        for (int r = 0; r < queries; r++) sums[r][j] = vf_fma(vf_set(weights[r * KV_BLOCK + p]), value, sums[r][j]);
+    }
+}
+
+/* out[r][d .. d + PANEL) = weights[r] @ values, in the order of panel_tile: over the positions. */
+INLINE void weigh_values(int type, int queries, const AttentionTask *t, int first, int count, const float *weights,
+                         int d, float *out, int stride) {
+    int width = t->attention->value_dim, tokens = t->store->page_tokens;
+    int64_t bytes = (int64_t)width * kv_size(type);
+    vf sums[DIRECT_QUERIES][TILE_VECTORS];
+    for (int r = 0; r < queries; r++) for (int j = 0; j < TILE_VECTORS; j++) sums[r][j] = vf_set(0);
+    for (int p = 0; p < count;) {
+        int at = (first + p) % tokens, n = tokens - at < count - p ? tokens - at : count - p;
+        if (n > LANES) n = LANES;
+        Rows rows = rows_of(t, first + p, 1), next = rows;
+        if (p + n < count) next = rows_of(t, first + p + n, 1);
+        const uint8_t *ahead = next.rows + (first + p + n) % tokens * bytes;
+        if (d + PANEL <= width) {
+            add_values(type, queries, &rows, at, n, width, d, weights + p, ahead, sums);
+        } else {
+            int left = (width - d + LANES - 1) / LANES;
+            for (int j = 0; j < left; j++) add_last(type, queries, &rows, at, n, width, d, j, weights + p, sums);
+        }
+        p += n;
+    }
+    for (int r = 0; r < queries; r++) {
+        for (int j = 0; j < TILE_VECTORS; j++) vf_store(out + r * stride + d + j * LANES, sums[r][j]);
+    }
+}
+
+#define EACH_QUERIES(F, ...)                                                                                       \
+    switch (n) {                                                                                                   \
+    case 1: F(type, 1, __VA_ARGS__); break;                                                                        \
+    case 2: F(type, 2, __VA_ARGS__); break;                                                                        \
+    case 3: F(type, 3, __VA_ARGS__); break;                                                                        \
+    default: F(type, 4, __VA_ARGS__); break;                                                                       \
+    }
+
+INLINE void score_few(int type, const AttentionTask *t, int queries, int first, int count, const float *q,
+                      float *scores) {
+    for (int r = 0; r < queries; r += DIRECT_QUERIES, q += DIRECT_QUERIES * t->attention->head_dim) {
+        int n = queries - r;
+        EACH_QUERIES(score_keys, t, first, count, q, scores + r * KV_BLOCK)
+    }
+}
+
+INLINE void weigh_few(int type, const AttentionTask *t, int queries, int first, int count, const float *weights,
+                      float *out, int stride) {
+    for (int r = 0; r < queries; r += DIRECT_QUERIES, weights += DIRECT_QUERIES * KV_BLOCK) {
+        int n = queries - r;
+        for (int d = 0; d < stride; d += PANEL) {
+            EACH_QUERIES(weigh_values, t, first, count, weights, d, out + r * stride, stride)
+        }
+    }
+}
+
+/* ---- one block of positions ------------------------------------------------------------------------------------- */
+
 /* Scores of one row, of which [low, high) are attended, become weights; returns their maximum (-inf: none). */
 INLINE float soften(float *scores, int padded, int low, int high, float softcap, float *sum) {
     const vf hidden = vf_set(-INFINITY);
@@ -166,13 +296,18 @@ INLINE void attend_as(int type, const AttentionTask *t, int block, float *scratc
     int padded = round_up(count, PANEL), wide = round_up(a->value_dim, PANEL);
     float *keys = scratch, *values = keys + KV_BLOCK * a->head_dim, *q = values + KV_BLOCK * wide;
     float *scores = q + queries * a->head_dim, *sums = scores + queries * KV_BLOCK;
-    load_keys(type, t, begin, count, keys);
-    load_values(type, t, begin, count, values);
+    int few = queries <= FEW_QUERIES;
     for (int r = 0; r < queries; r++) {
         const float *from = t->q + r / group * t->q_stride + r % group * a->head_dim;
         for (int d = 0; d < a->head_dim; d++) q[r * a->head_dim + d] = from[d] * a->scale;
     }
-    panels_times(queries, a->head_dim, q, a->head_dim, keys, padded, scores, KV_BLOCK);
+    if (few) {
+        padded = round_up(count, LANES);
+        score_few(type, t, queries, begin, count, q, scores);
+    } else {
+        load_keys(type, t, begin, count, keys);
+        panels_times(queries, a->head_dim, q, a->head_dim, keys, padded, scores, KV_BLOCK);
+    }
     for (int r = 0; r < queries; r++) {
         int position = t->position + r / group, high = position + 1 - begin;
         int low = a->window > 0 ? position - a->window + 1 - begin : 0;
@@ -184,7 +319,12 @@ INLINE void attend_as(int type, const AttentionTask *t, int block, float *scratc
             partial[r].max = soften(scores + r * KV_BLOCK, padded, low, high, a->softcap, &partial[r].sum);
         }
     }
-    panels_times(queries, count, scores, KV_BLOCK, values, wide, sums, wide);
+    if (few) {
+        weigh_few(type, t, queries, begin, count, scores, sums, wide);
+    } else {
+        load_values(type, t, begin, count, values);
+        panels_times(queries, count, scores, KV_BLOCK, values, wide, sums, wide);
+    }
     for (int r = 0; r < queries; r++) {
         memcpy(partial[r].value, sums + (int64_t)r * wide, sizeof(float) * (size_t)round_up(a->value_dim, LANES));
     }
@@ -239,12 +379,11 @@ INLINE void write_row(int type, const float *x, int width, uint8_t *to, float *s
     }
 }
 
-static void write_position(const Attention *a, const Store *s, uint8_t *page, int at, const float *k, const float *v) {
+static void write_head(const Attention *a, const Store *s, uint8_t *page, int at, int head, const float *k,
+                       const float *v) {
     int size = kv_size(s->kv_type);
-    for (int head = 0; head < a->kv_heads; head++) {
-        int64_t row = (int64_t)head * s->page_tokens + at;
-        float *k_scale = (float *)(page + a->k_scale) + row, *v_scale = (float *)(page + a->v_scale) + row;
-        write_row(s->kv_type, k + head * a->head_dim, a->head_dim, page + a->k + row * a->head_dim * size, k_scale);
-        write_row(s->kv_type, v + head * a->value_dim, a->value_dim, page + a->v + row * a->value_dim * size, v_scale);
-    }
+    int64_t row = (int64_t)head * s->page_tokens + at;
+    float *k_scale = (float *)(page + a->k_scale) + row, *v_scale = (float *)(page + a->v_scale) + row;
+    write_row(s->kv_type, k, a->head_dim, page + a->k + row * a->head_dim * size, k_scale);
+    write_row(s->kv_type, v, a->value_dim, page + a->v + row * a->value_dim * size, v_scale);
 }

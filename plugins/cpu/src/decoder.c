@@ -23,10 +23,7 @@ typedef struct {
 
 static void linear_work(void *context, int thread) {
     Call *c = context;
-    Input in = {.rows = c->rows};
-    (void)thread;
-    phase_input(c->engine, c->matrix, c->x, NULL, 0, &in);
-    phase_product(c->engine, c->matrix, &in, c->out, c->matrix->rows, c->add);
+    phase_product(c->engine, thread, c->matrix, (Source){.x = c->x, .rows = c->rows}, c->out, c->matrix->rows, c->add);
 }
 
 int strata_linear(Engine *e, const Matrix *m, const float *x, int rows, float *out, int add) {
@@ -39,7 +36,7 @@ int strata_linear(Engine *e, const Matrix *m, const float *x, int rows, float *o
 static void norm_work(void *context, int thread) {
     Call *c = context;
     (void)thread;
-    for (int row; (row = team_take(c->engine->team, 1)) < c->rows;) {
+    for (int row; (row = team_take(c->engine->team, 1, c->rows)) < c->rows;) {
         int64_t at = (int64_t)row * c->width;
         c->engine->kernels->norm(c->x + at, c->weight, c->eps, c->width, c->out + at);
     }
@@ -56,7 +53,7 @@ static void rope_work(void *context, int thread) {
     const Rotation *r = c->rotation;
     (void)thread;
     phase_turns(c->engine, c->step, r, c->turns);
-    for (int row; (row = team_take(c->engine->team, 1)) < c->step->rows;) {
+    for (int row; (row = team_take(c->engine->team, 1, c->step->rows)) < c->step->rows;) {
         c->engine->kernels->rope(c->out + (int64_t)row * c->heads * c->head_dim, c->heads, c->head_dim,
                                  c->turns + (int64_t)row * r->rotated, r->rotated, r->interleaved);
     }
@@ -74,9 +71,10 @@ static void gated_work(void *context, int thread) {
     Call *c = context;
     enum { PIECE = 4096 };
     (void)thread;
-    for (int64_t i; (i = (int64_t)team_take(c->engine->team, 1) * PIECE) < c->count;) {
-        int64_t n = c->count - i < PIECE ? c->count - i : PIECE;
-        c->engine->kernels->gated(c->out + i, c->x + i, n, c->activation);
+    int pieces = (int)((c->count + PIECE - 1) / PIECE);
+    for (int i; (i = team_take(c->engine->team, 1, pieces)) < pieces;) {
+        int64_t at = (int64_t)i * PIECE, n = c->count - at < PIECE ? c->count - at : PIECE;
+        c->engine->kernels->gated(c->out + at, c->x + at, n, c->activation);
     }
 }
 
@@ -88,8 +86,7 @@ int strata_gated(Engine *e, float *gate, const float *up, int64_t count, int act
 
 static void attention_work(void *context, int thread) {
     Call *c = context;
-    phase_write(c->engine, &c->attending, NULL, NULL);
-    phase_attend(c->engine, &c->attending, thread);
+    phase_attention(c->engine, thread, &c->attending, NULL, NULL);
 }
 
 int strata_attention(Engine *e, const Step *step, const Attention *a, const float *q, const float *k, const float *v,
@@ -118,27 +115,26 @@ typedef struct {
 /* Rows whose logits are wanted, of x and of what the last layer attended: all else of that layer is left out. */
 static void choose_rows(Run *run, int width, int attended) {
     size_t wide = sizeof(float) * (size_t)width, narrow = sizeof(float) * (size_t)attended;
-    for (int i; (i = team_take(run->engine->team, 1)) < run->step->outputs;) {
+    int outputs = run->step->outputs;
+    for (int i; (i = team_take(run->engine->team, 1, outputs)) < outputs;) {
         int64_t row = run->step->output[i];
         memcpy(run->chosen + (int64_t)i * width, run->x + row * width, wide);
         memcpy(run->projected + (int64_t)i * attended, run->attended + row * attended, narrow);
     }
-    team_meet(run->engine->team);
+    team_meet(run->engine->team, outputs);
 }
 
 static void attention_half(Run *run, const Layer *layer, int thread) {
     Engine *e = run->engine;
-    Input in = {.rows = run->step->rows};
+    Source x = {run->x, layer->attention_norm, layer->eps, run->step->rows};
     Attending a = run->attending;
     a.attention = &layer->attention;
     a.k = a.q + layer->attention.heads * layer->attention.head_dim;
     a.v = a.k + layer->attention.kv_heads * layer->attention.head_dim;
     a.q_stride = a.k_stride = a.v_stride = layer->qkv->rows;
     attending_plan(e, &a);
-    phase_input(e, layer->qkv, run->x, layer->attention_norm, layer->eps, &in);
-    phase_product(e, layer->qkv, &in, run->projected, layer->qkv->rows, 0);
-    phase_write(e, &a, layer->rotation, run->turns);
-    phase_attend(e, &a, thread);
+    phase_product(e, thread, layer->qkv, x, run->projected, layer->qkv->rows, 0);
+    phase_attention(e, thread, &a, layer->rotation, run->turns);
 }
 
 static void decode_work(void *context, int thread) {
@@ -150,7 +146,6 @@ static void decode_work(void *context, int thread) {
     int rows = run->step->rows;
     for (int i = 0; i < d->layers; i++) {
         const Layer *layer = &d->layer[i];
-        int ffn = layer->down->width;
         attention_half(run, layer, thread);
         if (i == d->layers - 1) {
             rows = run->step->outputs;
@@ -159,18 +154,12 @@ static void decode_work(void *context, int thread) {
             x = run->chosen;
             attended = run->projected;
         }
-        Input in = {.rows = rows};
-        phase_input(e, layer->output, attended, NULL, 0, &in);
-        phase_product(e, layer->output, &in, x, layer->output->rows, 1);
-        phase_input(e, layer->gate_up, x, layer->ffn_norm, layer->eps, &in);
-        phase_product(e, layer->gate_up, &in, run->gate_up, 2 * ffn, 0);
-        phase_gated(e, run->gate_up, rows, ffn, layer->activation, run->hidden);
-        phase_input(e, layer->down, run->hidden, NULL, 0, &in);
-        phase_product(e, layer->down, &in, x, layer->down->rows, 1);
+        phase_product(e, thread, layer->output, (Source){.x = attended, .rows = rows}, x, layer->output->rows, 1);
+        phase_gated_product(e, thread, layer->gate_up, (Source){x, layer->ffn_norm, layer->eps, rows},
+                            layer->activation, run->gate_up, run->hidden);
+        phase_product(e, thread, layer->down, (Source){.x = run->hidden, .rows = rows}, x, layer->down->rows, 1);
     }
-    Input in = {.rows = rows};
-    phase_input(e, d->output, x, d->norm, d->eps, &in);
-    phase_product(e, d->output, &in, run->logits, d->output->rows, 0);
+    phase_product(e, thread, d->output, (Source){x, d->norm, d->eps, rows}, run->logits, d->output->rows, 0);
 }
 
 static int larger(int a, int b) { return a > b ? a : b; }

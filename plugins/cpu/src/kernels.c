@@ -6,7 +6,7 @@
 #include "attention.h"
 
 #define TABLE(NAME, isa)                                                                                           \
-    const Kernels NAME = {isa, quantise, norm, gated, rope, product, write_position, attend, merge, attend_scratch}
+    const Kernels NAME = {isa, quantise, norm, gated, rope, product, write_head, attend, merge, attend_scratch}
 
 #if defined(STRATA_ISA_AVX512VNNI)
 TABLE(kernels_avx512vnni, "avx512vnni");

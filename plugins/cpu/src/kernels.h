@@ -54,8 +54,9 @@ typedef struct {
     void (*rope)(float *x, int heads, int head_dim, const float *turns, int rotated, int interleaved);
     /* Panels [first, first + count) of a part; out points to the part's first column. */
     void (*product)(const Part *part, int first, int count, const Input *input, float *out, int64_t stride, int add);
-    /* k (kv_heads * head_dim), v (kv_heads * value_dim): one position's, into its page. */
-    void (*write)(const Attention *a, const Store *store, uint8_t *page, int at, const float *k, const float *v);
+    /* k (head_dim), v (value_dim) of one position and K/V head, into their page. */
+    void (*write)(const Attention *a, const Store *store, uint8_t *page, int at, int head, const float *k,
+                  const float *v);
     /* Attends positions [block * KV_BLOCK, ...) and writes rows * group partial results. */
     void (*attend)(const AttentionTask *task, int block, float *scratch, Partial *partial);
     /* total = total merged with next, which lies behind it in the sequence. */

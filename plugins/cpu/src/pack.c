@@ -179,9 +179,9 @@ static void pack_panel(const Packing *p, int number) {
 static void pack_panels(void *context, int thread) {
     const Packing *p = context;
     (void)thread;
-    const int grain = 4;
-    for (int first; (first = team_take(p->engine->team, grain)) < p->part->panels;) {
-        for (int i = first; i < first + grain && i < p->part->panels; i++) pack_panel(p, i);
+    const int grain = 4, panels = p->part->panels;
+    for (int first; (first = team_take(p->engine->team, grain, panels)) < panels;) {
+        for (int i = first; i < first + grain && i < panels; i++) pack_panel(p, i);
     }
 }
 

@@ -1,36 +1,48 @@
-/* Phases of a step: what all threads of a team do together between two meetings. Every thread calls them in the same
- * order with the same arguments. A phase ends with a meeting, so that its results can be used by the next. */
+/* Phases of a step: what all threads of a team do together between two meetings (some have a meeting within). Every
+ * thread calls them in the same order with the same arguments. A phase ends with a meeting, so that its results can be
+ * used by the next. */
 #ifndef PHASES_H
 #define PHASES_H
 
+#include <stdatomic.h>
+
 #include "engine.h"
 
-/* What attention needs beside its inputs. In `split` mode every block of positions is a task of its own, and a second
- * phase merges them: for steps with too few rows to keep the threads busy otherwise. */
+/* What attention needs beside its inputs. In `split` mode every block of positions is a task of its own, and the thread
+ * that ends the last of a head merges them: for steps with too few rows to keep the threads busy otherwise. In `fused`
+ * mode, for spans of one row, tasks also rotate and write what they need. */
 typedef struct {
     const Step *step;
     const Attention *attention;
     const float *q, *k, *v; /* first row of each */
     int64_t q_stride, k_stride, v_stride;
     float *out; /* (rows, heads * value_dim) */
-    int split;
+    int split, fused;
+    int tasks;         /* of the attention itself */
     int64_t scratch;   /* floats of one thread's part of BUFFER_THREADS */
     int64_t partials;  /* in split mode, how many partial results there are at most: */
     Partial *partial;  /* one for each block and query, */
-    float *values;     /* and where they keep their values */
+    float *values;     /* and where they keep their values; */
+    atomic_int *ended; /* and how many blocks of each tile and head have ended; zero between phases */
 } Attending;
 
-/* Rows of x, normalised with `weight` if that is not NULL, become `in`: the input of a product with `m`. */
-void phase_input(Engine *e, const Matrix *m, const float *x, const float *weight, float eps, Input *in);
-/* out = in @ m.T, or out += that; rows of out are `stride` floats apart. */
-void phase_product(Engine *e, const Matrix *m, const Input *in, float *out, int64_t stride, int add);
+/* Rows that go into a product: normalised with `weight` if that is not NULL. */
+typedef struct {
+    const float *x; /* (rows, matrix width) */
+    const float *weight;
+    float eps;
+    int rows;
+} Source;
+
+/* out = source @ m.T, or out += that; rows of out are `stride` floats apart. */
+void phase_product(Engine *e, int thread, const Matrix *m, Source source, float *out, int64_t stride, int add);
+/* out (rows, width) = activation(source @ gate.T) * (source @ up.T), where m is gate and up, `width` rows each. `both`
+ * (rows, 2 * width) is overwritten. */
+void phase_gated_product(Engine *e, int thread, const Matrix *m, Source source, int activation, float *both, float *out);
 /* Cosines and sines of all rows, times the rotation's magnitude: (rows, rotated). */
 void phase_turns(Engine *e, const Step *step, const Rotation *rotation, float *turns);
-/* Rotates q and k (unless turns is NULL) and writes k and v to their pages. */
-void phase_write(Engine *e, const Attending *a, const Rotation *rotation, const float *turns);
-void phase_attend(Engine *e, const Attending *a, int thread);
-/* gate (rows of `width`, then as many of up, `2 * width` apart) becomes activation(gate) * up. */
-void phase_gated(Engine *e, float *gate_up, int rows, int width, int activation, float *out);
+/* Rotates q and k (unless turns is NULL), writes k and v to their pages, and attends. */
+void phase_attention(Engine *e, int thread, const Attending *a, const Rotation *rotation, const float *turns);
 
 int input_bytes(Engine *e, const Matrix *m, int rows); /* 0: no memory */
 /* Fills in what follows `out`, for the attention and the step given. */

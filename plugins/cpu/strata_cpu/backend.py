@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_core.compute.base import AttentionSpec, Backend, Batch, Decoder, PageStore, Rotation
+from strata_core.compute.base import AttentionSpec, Batch, Decoder, PageStore, Rotation
+from strata_core.compute.reference.host import HostBackend
 from strata_core.errors import BackendError, OutOfMemory
 from strata_core.pool.layout import PageLayout
 
 from . import library as native
 from .decoder import NativeDecoder, attention_struct, rotation_struct
 from .pages import CpuPageStore
+from .slabs import Slabs
 from .step import Step
 from .weights import Matrix
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 Floats: TypeAlias = NDArray[np.float32]
 
 
-class CpuBackend(Backend):
+class CpuBackend(HostBackend):
     """Native kernels on the CPU's vector instructions; arrays are ``numpy.ndarray`` of float32.
 
     Products with quantised weights are taken with activations rounded to int8 in blocks of 32; everything else is
@@ -49,6 +51,7 @@ class CpuBackend(Backend):
         if not self._engine:
             raise BackendError(f"the system gives no {threads} threads")
         self._close = weakref.finalize(self, library.strata_close, self._engine)
+        self._slabs = Slabs(library)
         self._held = 0
         self._decoders: dict[int, NativeDecoder] = {}
         self.threads, self.isa = threads, isa
@@ -60,7 +63,7 @@ class CpuBackend(Backend):
     # -- memory -------------------------------------------------------------------------------------------------
 
     def matrix(self, *tensors: StoredTensor) -> Matrix:
-        matrix = Matrix(self._library, self._engine, tensors)
+        matrix = Matrix(self._library, self._engine, self._slabs, tensors)
         self._held += matrix.nbytes
         return matrix
 
@@ -87,11 +90,17 @@ class CpuBackend(Backend):
         return Step(batch, stores)
 
     def embed(self, step: Step, table: Matrix, scale: float = 1.0) -> Floats:
-        tokens = np.ascontiguousarray(step.batch.tokens, np.int32)
-        if tokens.min() < 0 or tokens.max() >= table.edges[-1]:
-            raise BackendError(f"a token is not in the vocabulary of {table.edges[-1]}")
-        out = np.empty((len(tokens), table.width), np.float32)
-        self._library.strata_rows(table.struct, tokens.ctypes.data, len(tokens), scale, out.ctypes.data)
+        return self._rows(table, step.batch.tokens, scale)
+
+    def embed_ids(self, table: Matrix, ids: np.ndarray) -> Floats:
+        return self._rows(table, ids.reshape(-1), 1.0).reshape(len(ids), -1)
+
+    def _rows(self, table: Matrix, numbers: np.ndarray, scale: float) -> Floats:
+        if numbers.min() < 0 or numbers.max() >= table.edges[-1]:
+            raise BackendError(f"a row is asked for that the table of {table.edges[-1]} does not have")
+        numbers = np.ascontiguousarray(numbers, np.int32)
+        out = np.empty((len(numbers), table.width), np.float32)
+        self._library.strata_rows(table.struct, numbers.ctypes.data, len(numbers), scale, out.ctypes.data)
         return out
 
     def select_outputs(self, step: Step, x: Floats) -> Floats:
@@ -147,10 +156,6 @@ class CpuBackend(Backend):
         struct = weight.struct if biases is None else weight.with_biases(biases)
         self._project(x, weight, out, add=False, struct=struct)
         return tuple(out[:, a:b] for a, b in zip(weight.edges, weight.edges[1:], strict=False))
-
-    def add(self, x: Floats, y: Floats) -> Floats:
-        x += y
-        return x
 
     def gated(self, gate: Floats, up: Floats, activation: str) -> Floats:
         gate, up = np.ascontiguousarray(gate), np.ascontiguousarray(up)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from strata_core.compute.base import Batch, PageStore
+from strata_core.compute.base import Batch, PageStore, Span
 from strata_core.errors import BackendError
 
 from . import library as native
@@ -25,15 +25,16 @@ class Step:
         self.stores = tuple(store for store in stores if isinstance(store, CpuPageStore))
         if len(self.stores) != len(stores):
             raise BackendError("the cpu backend can only use page stores that it made")
+        attended = self.stores[: len(batch.spans[0].tables)]  # behind them there may be a store of recurrent states
         self.positions = batch.positions
         self.outputs = np.ascontiguousarray(batch.outputs, np.int32)
-        self._tables = [self._span_tables(batch, number) for number in range(len(batch.spans))]
+        self._tables = [_span_tables(attended, span) for span in batch.spans]
         self._addresses = np.array(
             [[table.ctypes.data for table in tables] for tables in self._tables], np.uint64
-        ).reshape(len(batch.spans), len(self.stores))
-        base, pitch = self._addresses.ctypes.data, 8 * len(self.stores)
+        ).reshape(len(batch.spans), len(attended))
+        base, pitch = self._addresses.ctypes.data, 8 * len(attended)
         spans = [native.Span(span.start, span.rows, base + i * pitch) for i, span in enumerate(batch.spans)]
-        structs = [ctypes.pointer(store.struct) for store in self.stores]
+        structs = [ctypes.pointer(store.struct) for store in attended]
         self.struct = native.Step(
             rows=batch.rows,
             spans=len(spans),
@@ -44,15 +45,15 @@ class Step:
             store=(ctypes.POINTER(native.Store) * len(structs))(*structs),
         )
 
-    def _span_tables(self, batch: Batch, number: int) -> list[np.ndarray]:
-        span = batch.spans[number]
-        tables = []
-        for store, given in zip(self.stores, span.tables, strict=True):
-            positions = span.start + span.rows
-            pages = store.layout.pages_for(positions)
-            if len(given) < pages:
-                raise BackendError(f"a page table of {len(given)} pages does not cover {positions} positions")
-            table = np.ascontiguousarray(given[:pages], np.int32)
-            store.check(table)
-            tables.append(table)
-        return tables
+
+def _span_tables(stores: Sequence[CpuPageStore], span: Span) -> list[np.ndarray]:
+    tables = []
+    for store, given in zip(stores, span.tables, strict=True):
+        positions = span.start + span.rows
+        pages = store.layout.pages_for(positions)
+        if len(given) < pages:
+            raise BackendError(f"a page table of {len(given)} pages does not cover {positions} positions")
+        table = np.ascontiguousarray(given[:pages], np.int32)
+        store.check(table)
+        tables.append(table)
+    return tables

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import weakref
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_core.errors import OutOfMemory
 from strata_core.weights.tensor import StoredTensor
 
 from . import library as native
+from .slabs import Slabs
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +30,14 @@ class Matrix:
     :raises OutOfMemory: there is none left.
     """
 
-    def __init__(self, library: ctypes.CDLL, engine: int, tensors: Sequence[StoredTensor]):
+    def __init__(self, library: ctypes.CDLL, engine: int, slabs: Slabs, tensors: Sequence[StoredTensor]):
         self.width = tensors[0].shape[1]
         self.edges: list[int] = np.concatenate([[0], np.cumsum([t.shape[0] for t in tensors])]).tolist()
         sources = [_source(tensor) for tensor in tensors]
         strides: list[int] = [library.strata_panel_bytes(stored, self.width) for stored, _ in sources]
         panels = [-(-tensor.shape[0] // _LANES) for tensor in tensors]
         self.nbytes = sum(count * stride for count, stride in zip(panels, strides, strict=True))
-        memory = library.strata_allocate(self.nbytes)
-        if not memory:
-            raise OutOfMemory(f"no memory for {self.nbytes >> 20} MiB of weights ({tensors[0].name})")
-        weakref.finalize(self, library.strata_release, memory, self.nbytes)
+        memory = slabs.take(self.nbytes, self, tensors[0].name)
         self.parts = (native.Part * len(tensors))()
         for i, (part, tensor, (stored, data)) in enumerate(zip(self.parts, tensors, sources, strict=True)):
             part.kind, part.rows, part.width = library.strata_kind(stored), tensor.shape[0], self.width
