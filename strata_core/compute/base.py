@@ -14,207 +14,44 @@ much memory it takes is settled while loading and not in the first step.
 Ordering. Everything a backend is asked to do happens, as far as later operations can tell, in the order of the calls,
 except page copies between device and host (:meth:`PageStore.download`, :meth:`PageStore.upload`), which return an
 :class:`Event` and are complete only when it is. One thread (the engine's) makes all calls except `Event` ones.
+
+Recurrent state. What a layer accumulates over a sequence and is not per position lives in pages of a *state store*: one
+page is the state of all such layers at one position. A step reads one page and writes another (:attr:`Span.state`), so
+a state never changes once it was written: keeping one is holding its page, and a step that failed can be repeated.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
+from strata_core.compute.batch import NO_STATE, Batch, Span
+from strata_core.compute.pages import Event, PageStore
+from strata_core.compute.specs import (
+    Array,
+    AttentionSpec,
+    Decoder,
+    DecoderLayer,
+    DeltaSpec,
+    ExpertSpec,
+    Rotation,
+    Router,
+)
 from strata_core.pool.layout import PageLayout
 
 if TYPE_CHECKING:
     from strata_core.memory.arena import Arena
     from strata_core.weights.tensor import StoredTensor
 
-#: A backend's own array type. Only the backend looks inside; others pass it on.
-Array = Any
-
-
-@attrs.frozen(eq=False)
-class Span:
-    """Consecutive rows of a batch that belong to one sequence.
-
-    :ivar start: position of the first row (0 = first token of the sequence).
-    :ivar rows: number of rows, at least 1; they are at positions ``start .. start + rows - 1``.
-    :ivar tables: one int32 page table per page layout of the model, each covering positions ``0 .. start + rows - 1``:
-        the K/V of position ``p`` live in page ``tables[layout][p // page_tokens]``, row ``p % page_tokens``.
-    """
-
-    start: int
-    rows: int
-    tables: tuple[np.ndarray, ...]
-
-
-@attrs.frozen(slots=False, eq=False)
-class Batch:
-    """The rows of one step.
-
-    :ivar tokens: int32 ``(rows,)`` token ids, span after span.
-    :ivar spans: the sequences, in row order; no sequence appears twice. Two spans may share pages only below both
-        their starts (those are only read).
-    :ivar outputs: int32 row indices, ascending, whose logits are wanted.
-    """
-
-    tokens: np.ndarray
-    spans: tuple[Span, ...]
-    outputs: np.ndarray
-
-    @property
-    def rows(self) -> int:
-        return len(self.tokens)
-
-    @cached_property
-    def positions(self) -> np.ndarray:
-        """int32 ``(rows,)``: the position of every row in its sequence."""
-        return np.concatenate([np.arange(s.start, s.start + s.rows, dtype=np.int32) for s in self.spans])
-
-    @cached_property
-    def offsets(self) -> np.ndarray:
-        """int32 ``(spans + 1,)``: first row of every span, and the number of rows."""
-        return np.concatenate([[0], np.cumsum([s.rows for s in self.spans])]).astype(np.int32)
-
-
-@attrs.frozen(eq=False)
-class Rotation:
-    """Rotary position embedding of one kind of layer.
-
-    :ivar inverse_frequencies: float32 ``(rotated / 2,)``: angle per position of each pair, all scaling applied.
-    :ivar interleaved: pairs are elements ``(2i, 2i + 1)`` if true, ``(i, i + rotated / 2)`` ("NeoX") otherwise.
-    :ivar magnitude: factor on the rotated elements (YaRN's attention factor); 1.0 for none.
-    """
-
-    inverse_frequencies: np.ndarray
-    interleaved: bool
-    magnitude: float = 1.0
-
-    @property
-    def rotated(self) -> int:
-        """How many leading elements of a head are rotated; the rest pass through."""
-        return 2 * len(self.inverse_frequencies)
-
-
-@attrs.frozen
-class AttentionSpec:
-    """Shape and variant of an attention layer: ``softmax(scale * q k^T) v`` over positions ``<= `` the row's own.
-
-    :ivar scale: factor on the scores, usually ``head_dim ** -0.5``.
-    :ivar window: only the last ``window`` positions (the row's own included) are attended; None for all.
-    :ivar softcap: scores become ``softcap * tanh(scores / softcap)`` before the mask; None for none.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-
-
-@attrs.frozen(eq=False)
-class DecoderLayer:
-    """A pre-norm layer: attention, then a gated MLP, each added to its input. Weights are the backend's arrays.
-
-    :ivar qkv: the three projections, stacked; :ivar qkv_biases: a bias or None for each.
-    :ivar cache: (number of the page layout, number of the layer within it), as in :meth:`Backend.attention`.
-    :ivar gate_up: the two matrices, stacked in this order.
-    :ivar eps: of both norms.
-    """
-
-    attention_norm: Array
-    qkv: Array
-    qkv_biases: tuple[Array | None, Array | None, Array | None]
-    rotation: Rotation
-    spec: AttentionSpec
-    cache: tuple[int, int]
-    output: Array
-    output_bias: Array | None
-    ffn_norm: Array
-    gate_up: Array
-    down: Array
-    activation: str
-    eps: float
-
-
-@attrs.frozen(eq=False)
-class Decoder:
-    """Everything between embedded rows and logits: at least one layer, the last norm, the output projection."""
-
-    layers: tuple[DecoderLayer, ...]
-    norm: Array
-    eps: float
-    output: Array
-
-
-class Event(ABC):
-    """Completion of a page copy. May be used from any thread."""
-
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether the copy is complete; never blocks."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Block until the copy is complete.
-
-        :raises BackendError: the copy failed.
-        """
-
-
-class PageStore(ABC):
-    """Memory of one pool's pages, in chunks of ``chunk_pages`` pages.
-
-    Page ``p`` lives in chunk ``p // chunk_pages``. Chunks come and go; a page of an absent chunk must not be named.
-    New pages hold undefined bytes. While an upload to a page is not done, nothing else may name the page; while a
-    download of it is not done, it may only be read; its chunk must not be dropped before either is done.
-    """
-
-    layout: PageLayout
-    chunk_pages: int
-
-    @abstractmethod
-    def add_chunk(self, chunk: int) -> None:
-        """Make the pages of chunk number ``chunk`` usable.
-
-        :raises OutOfMemory: the memory is not there; nothing changed.
-        """
-
-    @abstractmethod
-    def drop_chunk(self, chunk: int) -> None:
-        """Give the chunk's memory back to the system."""
-
-    @abstractmethod
-    def copy(self, source: int, target: int) -> None:
-        """Copy one page to another, in order with the operations around it."""
-
-    @abstractmethod
-    def download(self, pages: Sequence[int], target: np.ndarray) -> Event:
-        """Copy pages to host memory: row ``i`` of ``target`` (uint8 ``(n, layout.nbytes)``) receives ``pages[i]``.
-
-        The pages are read as all operations called before leave them. The caller keeps pages and ``target`` untouched
-        until the event is done.
-        """
-
-    @abstractmethod
-    def upload(self, source: np.ndarray, pages: Sequence[int]) -> Event:
-        """Copy host memory to pages, the reverse of :meth:`download`.
-
-        The caller names the pages in a step only after the event is done, and keeps ``source`` untouched until then.
-        """
-
-    def host_view(self, page: int) -> np.ndarray | None:
-        """The page's own memory as a uint8 ``(layout.nbytes,)`` view, where it is the host's; None otherwise."""
-        return None
-
-    @abstractmethod
-    def close(self) -> None:
-        """Free all chunks."""
+__all__ = [
+    "NO_STATE", "Array", "AttentionSpec", "Backend", "BackendFactory", "BackendOptions", "Batch", "Decoder",
+    "DecoderLayer", "DeltaSpec", "Event", "ExpertSpec", "PageStore", "Probe", "Rotation",
+    "Router", "Span",
+]
 
 
 class Backend(ABC):
@@ -315,6 +152,110 @@ class Backend(ABC):
         A row sees what was written, in the K/V type of the store: also its own K/V go through that type.
         """
 
+    @abstractmethod
+    def embed_ids(self, table: Array, ids: np.ndarray) -> Array:
+        """Rows of ``table`` named by ``ids`` (int64 ``(rows, n)`` on the host), side by side: ``(rows, n * width)``."""
+
+    @abstractmethod
+    def causal_conv(self, step: Any, layer: tuple[int, int], x: Array, weight: Array, dilation: int = 1) -> Array:
+        """Depthwise convolution along each sequence, with zeros before its beginning: ``(rows, channels)``,
+        ``y[t, c] = sum_j weight[c, j] * x[t - (kernel-1-j) * dilation, c]``.
+
+        :param layer: (number of the state store, number of the state in it): the last ``(kernel-1) * dilation`` rows of
+            ``x``, oldest first; a part ``(1, 1, (kernel-1) * dilation * channels)``.
+        :param weight: :meth:`vector` of a tensor ``(channels, kernel)``.
+        """
+
+    @abstractmethod
+    def gated_delta(
+        self, step: Any, layer: tuple[int, int], q: Array, k: Array, v: Array, decay: Array, beta: Array,
+        spec: DeltaSpec,
+    ) -> Array:
+        """Gated delta rule (Yang et al. 2024), for every value head and row in order of positions:
+        ``S = exp(decay) * S``, ``S = S + k^T (beta * (v - k S))``, ``y = q S``: ``(rows, value_heads * value_dim)``.
+
+        :param layer: (number of the state store, number of the state in it): S of each value head, a part
+            ``(value_heads, 1, key_dim * value_dim)``.
+        :param q: ``(rows, key_heads * key_dim)``, scaled as the model wants it; :param k: the same.
+        :param v: ``(rows, value_heads * value_dim)``.
+        :param decay: ``(rows, value_heads)``, natural logarithm of the factor, at most 0; :param beta: the same shape.
+        """
+
+    # -- mixture of experts -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def experts(
+        self, gate: StoredTensor, up: StoredTensor | None, down: StoredTensor,
+        gate_up_bias: StoredTensor | None = None, down_bias: StoredTensor | None = None,
+    ) -> Array:
+        """Take in the experts of a layer; the result is for :meth:`mixture`.
+
+        :param gate: ``(experts, ffn, width)``, or with ``up`` None both, gate first: ``(experts, 2 * ffn, width)``.
+        :param down: ``(experts, width, ffn)``.
+        :param gate_up_bias: ``(experts, 2 * ffn)``; :param down_bias: ``(experts, width)``.
+        """
+
+    @abstractmethod
+    def route(self, x: Array, router: Router) -> tuple[np.ndarray, np.ndarray]:
+        """Choose experts: int32 ``(rows, top)`` ids and float32 ``(rows, top)`` weights, on the host. Waits for ``x``.
+
+        Of equal scores the lower id wins. The order within a row means nothing.
+        """
+
+    @abstractmethod
+    def mixture(
+        self, x: Array, ids: np.ndarray, weights: np.ndarray, experts: Array, spec: ExpertSpec
+    ) -> Array:
+        """``sum_j weights[r, j] * expert[ids[r, j]](x[r])``: ``(rows, width)``."""
+
+    # -- elementwise --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def activate(self, x: Array, activation: str) -> Array:
+        """``silu``, ``gelu_tanh``, ``sigmoid``, ``softplus``, ``relu`` or ``tanh`` of all elements. May reuse ``x``."""
+
+    @abstractmethod
+    def multiply(self, x: Array, y: Array) -> Array:
+        """Product. ``y`` is as wide as ``x``, or ``n`` wide: then its column ``i`` multiplies group ``i`` of the ``n``
+        equal groups of columns of ``x``; and has as many rows, or is a :meth:`vector`: the same for all rows. May reuse
+        ``x``."""
+
+    @abstractmethod
+    def shift(self, x: Array, vector: Array) -> Array:
+        """``x + vector`` in every row. May reuse ``x``."""
+
+    @abstractmethod
+    def scale(self, x: Array, factor: float) -> Array:
+        """``factor * x``. May reuse ``x``."""
+
+    @abstractmethod
+    def split(self, x: Array, widths: Sequence[int], heads: int = 1) -> tuple[Array, ...]:
+        """Cut each of ``heads`` equal groups of columns into parts of these widths: part ``i`` of all groups, side by
+        side, is ``(rows, heads * widths[i])``. May share the memory of ``x``, which the caller does not use again."""
+
+    @abstractmethod
+    def join(self, parts: Sequence[Array], heads: int = 1) -> Array:
+        """The reverse of :meth:`split`: parts ``(rows, heads * width)``, joined within each of ``heads`` groups."""
+
+    @abstractmethod
+    def repeat(self, x: Array, times: int) -> Array:
+        """The columns of ``x``, ``times`` times side by side."""
+
+    @abstractmethod
+    def fold(self, x: Array, groups: int) -> Array:
+        """Sum of the ``groups`` equal groups of columns: ``(rows, width / groups)``."""
+
+    @abstractmethod
+    def l2_norm(self, x: Array, width: int, eps: float) -> Array:
+        """``x / sqrt(sum(x^2) + eps)`` over groups of ``width`` columns."""
+
+    @abstractmethod
+    def head_linear(self, x: Array, weight: Array) -> Array:
+        """A matrix for each head: ``(rows, heads * in)`` to ``(rows, heads * out)``.
+
+        :param weight: :meth:`vector` of a tensor ``(heads, out, in)``.
+        """
+
     # -- primitives ---------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -323,6 +264,11 @@ class Backend(ABC):
 
         The groups are whole rows for a layer norm and heads for a per-head norm.
         """
+
+    @abstractmethod
+    def group_norm(self, x: Array, weight: Array, groups: int, eps: float) -> Array:
+        """:meth:`rms_norm` of each of ``groups`` equal groups of columns, times a weight of its own: ``weight`` is as
+        long as a row."""
 
     @abstractmethod
     def linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:

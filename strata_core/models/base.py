@@ -41,13 +41,22 @@ class Geometry:
 
 
 class Model(ABC):
-    """A loaded model on one backend. Stateless between steps: all that a sequence accumulates is in its pages."""
+    """A loaded model on one backend. Stateless between steps: all that a sequence accumulates is in its pages.
+
+    :cvar lookback: how many token ids before its first row a span must bring along (:attr:`Span.before`).
+    """
 
     geometry: Geometry
+    lookback: int = 0
 
     @abstractmethod
     def layouts(self, kv_type: str, page_tokens: int) -> tuple[PageLayout, ...]:
         """The kinds of pages its layers need; the numbers of stores and page tables follow this order."""
+
+    def state_layout(self) -> PageLayout | None:
+        """What a state page holds; None (the default) for a model whose layers accumulate nothing but K/V, which can
+        be resumed at any position. Its store comes behind those of the layouts."""
+        return None
 
     @abstractmethod
     def identity(self) -> Mapping[str, str | int | float]:

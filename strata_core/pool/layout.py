@@ -10,6 +10,7 @@ consecutive in memory. Each part starts at a multiple of 64 bytes, and the page'
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
@@ -44,7 +45,7 @@ class Part:
 
 @attrs.frozen
 class PageLayout:
-    """The parts of every layer in a page. Build it with :meth:`attention`.
+    """The parts of every layer in a page. Build it with :meth:`attention` or :meth:`state`.
 
     :ivar kind: name of the pool these pages live in (``full`` for attention over all positions).
     :ivar kv_type: a key of :data:`KV_TYPES`.
@@ -91,6 +92,19 @@ class PageLayout:
                 offset = _aligned(offset + part.nbytes(page_tokens))
             built.append(tuple(parts))
         return cls(kind, kv_type, page_tokens, tuple(built), offset)
+
+    @classmethod
+    def state(cls, parts: Sequence[tuple[str, int, int]]) -> PageLayout:
+        """Layout of the recurrent state of all layers at one position: a page is one state.
+
+        :param parts: name, heads and float32 elements per head of each state, in the order of their numbers.
+        """
+        offset, built = 0, []
+        for name, heads, width in parts:
+            part = Part(name, heads, width, np.dtype("<f4"), offset)
+            built.append((part,))
+            offset = _aligned(offset + part.nbytes(1))
+        return cls("state", "f32", 1, tuple(built), offset)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold ``tokens`` positions."""

@@ -13,9 +13,10 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
+import attrs
 import numpy as np
 
-from strata_core.compute.base import Array, AttentionSpec, Batch, Event, PageStore
+from strata_core.compute.base import NO_STATE, Array, AttentionSpec, Batch, Event, PageStore, Router
 from strata_core.compute.reference import NumpyBackend, NumpyPageStore
 from strata_core.errors import BackendError
 from strata_core.memory.arena import Arena, PortableArena
@@ -195,8 +196,9 @@ class ShadowBackend(WrappedBackend):
         # Contents live as long as their handle.
         self._heap: weakref.WeakKeyDictionary[DeviceArray, Any] = weakref.WeakKeyDictionary()
 
-    def to_host(self, x: Array) -> np.ndarray:
-        return np.array(self._open(x))
+    def _read(self, operation: Callable[..., Any], *args: Any) -> Any:
+        result = operation(*map(self._open, args))
+        return np.array(result) if isinstance(result, np.ndarray) else result
 
     def page_store(self, layout: PageLayout, chunk_pages: int, arena: Arena) -> PageStore:
         return ShadowPageStore(layout, chunk_pages, self._copies)
@@ -206,7 +208,10 @@ class ShadowBackend(WrappedBackend):
         for number, store in enumerate(stores):
             if not isinstance(store, ShadowPageStore):
                 raise BackendError("the shadow backend can only use page stores that it made")
-            self._check_spans(batch, number, store)
+            if number < len(batch.spans[0].tables):
+                self._check_spans(batch, number, store)
+            else:
+                _check_states(batch, store)
         inner = [store.inner for store in stores if isinstance(store, ShadowPageStore)]
         return self.inner.begin(batch, inner)
 
@@ -242,6 +247,9 @@ class ShadowBackend(WrappedBackend):
     def _open(self, argument: Any) -> Any:
         if isinstance(argument, (tuple, list)):
             return type(argument)(map(self._open, argument))
+        if isinstance(argument, Router):
+            names = ("weight", "bias", "correction")
+            return attrs.evolve(argument, **{name: self._open(getattr(argument, name)) for name in names})
         if not isinstance(argument, DeviceArray):
             return argument
         try:
@@ -261,3 +269,19 @@ def _check_batch(batch: Batch) -> None:
         raise BackendError(f"{len(batch.tokens)} tokens do not fill the spans, which have {rows} rows")
     if outputs != sorted(set(outputs)) or any(not 0 <= row < rows for row in outputs):
         raise BackendError(f"outputs {outputs} are not ascending rows of {rows}")
+
+
+def _check_states(batch: Batch, store: ShadowPageStore) -> None:
+    written: list[int] = []
+    for span in batch.spans:
+        if span.state is None:
+            raise BackendError("a span has no pages for its state")
+        before, after = span.state
+        if (before == NO_STATE) != (span.start == 0):
+            raise BackendError(f"a span at {span.start} reads state page {before}")
+        if before != NO_STATE:
+            store.check_read(before, "a step read it")
+        store.check_write(after, "a step wrote it")
+        written.append(after)
+    if len(set(written)) < len(written) or set(written) & {span.state[0] for span in batch.spans if span.state}:
+        raise BackendError("a state page that one sequence writes is another's too, or is read")

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata_core.compute.base import Array, AttentionSpec, Backend, Batch, PageStore, Rotation
+from strata_core.compute.base import (
+    Array,
+    AttentionSpec,
+    Backend,
+    Batch,
+    DeltaSpec,
+    ExpertSpec,
+    PageStore,
+    Rotation,
+    Router,
+)
 from strata_core.errors import BackendError
 from strata_core.pool.layout import PageLayout
 
@@ -36,6 +46,10 @@ class WrappedBackend(Backend):
         """
         return operation(*args)
 
+    def _read(self, operation: Callable[..., Any], *args: Any) -> Any:
+        """Run an operation of the inner backend whose results are the host's."""
+        return operation(*args)
+
     def matrix(self, *tensors: StoredTensor) -> Array:
         return self._call(self.inner.matrix, *tensors)
 
@@ -49,7 +63,8 @@ class WrappedBackend(Backend):
         return self._call(self.inner.from_host, values)
 
     def to_host(self, x: Array) -> np.ndarray:
-        return self.inner.to_host(x)
+        out: np.ndarray = self._read(self.inner.to_host, x)
+        return out
 
     def page_store(self, layout: PageLayout, chunk_pages: int, arena: Arena) -> PageStore:
         return self.inner.page_store(layout, chunk_pages, arena)
@@ -91,6 +106,80 @@ class WrappedBackend(Backend):
     ) -> tuple[Array, ...]:
         parts: tuple[Array, ...] = self._call(self.inner.linear_split, x, weight, biases)
         return parts
+
+    def embed_ids(self, table: Array, ids: np.ndarray) -> Array:
+        return self._call(self.inner.embed_ids, table, ids)
+
+    def group_norm(self, x: Array, weight: Array, groups: int, eps: float) -> Array:
+        return self._call(self.inner.group_norm, x, weight, groups, eps)
+
+    def l2_norm(self, x: Array, width: int, eps: float) -> Array:
+        return self._call(self.inner.l2_norm, x, width, eps)
+
+    def head_linear(self, x: Array, weight: Array) -> Array:
+        return self._call(self.inner.head_linear, x, weight)
+
+    def causal_conv(
+        self, step: Any, layer: tuple[int, int], x: Array, weight: Array, dilation: int = 1
+    ) -> Array:
+        return self._call(self.inner.causal_conv, step, layer, x, weight, dilation)
+
+    def gated_delta(
+        self,
+        step: Any,
+        layer: tuple[int, int],
+        q: Array,
+        k: Array,
+        v: Array,
+        decay: Array,
+        beta: Array,
+        spec: DeltaSpec,
+    ) -> Array:
+        return self._call(self.inner.gated_delta, step, layer, q, k, v, decay, beta, spec)
+
+    def experts(
+        self,
+        gate: StoredTensor,
+        up: StoredTensor | None,
+        down: StoredTensor,
+        gate_up_bias: StoredTensor | None = None,
+        down_bias: StoredTensor | None = None,
+    ) -> Array:
+        return self._call(self.inner.experts, gate, up, down, gate_up_bias, down_bias)
+
+    def route(self, x: Array, router: Router) -> tuple[np.ndarray, np.ndarray]:
+        ids, weights = self._read(self.inner.route, x, router)
+        return ids, weights
+
+    def mixture(
+        self, x: Array, ids: np.ndarray, weights: np.ndarray, experts: Array, spec: ExpertSpec
+    ) -> Array:
+        return self._call(self.inner.mixture, x, ids, weights, experts, spec)
+
+    def activate(self, x: Array, activation: str) -> Array:
+        return self._call(self.inner.activate, x, activation, consumed=x)
+
+    def multiply(self, x: Array, y: Array) -> Array:
+        return self._call(self.inner.multiply, x, y, consumed=x)
+
+    def shift(self, x: Array, vector: Array) -> Array:
+        return self._call(self.inner.shift, x, vector, consumed=x)
+
+    def scale(self, x: Array, factor: float) -> Array:
+        return self._call(self.inner.scale, x, factor, consumed=x)
+
+    def split(self, x: Array, widths: Sequence[int], heads: int = 1) -> tuple[Array, ...]:
+        parts: tuple[Array, ...] = self._call(self.inner.split, x, widths, heads, consumed=x)
+        return parts
+
+    def join(self, parts: Sequence[Array], heads: int = 1) -> Array:
+        return self._call(self.inner.join, list(parts), heads)
+
+    def repeat(self, x: Array, times: int) -> Array:
+        return self._call(self.inner.repeat, x, times)
+
+    def fold(self, x: Array, groups: int) -> Array:
+        return self._call(self.inner.fold, x, groups)
 
     def add(self, x: Array, y: Array) -> Array:
         return self._call(self.inner.add, x, y, consumed=x)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_core.compute.base import AttentionSpec, Backend, Batch, PageStore, Rotation
+from strata_core.compute.base import AttentionSpec, Batch, PageStore, Rotation
 from strata_core.compute.reference import attention
+from strata_core.compute.reference.host import HostBackend
 from strata_core.compute.reference.kv import Floats
 from strata_core.compute.reference.pages import NumpyPageStore
 from strata_core.compute.reference.weights import Matrix
@@ -19,10 +20,6 @@ from strata_core.pool.layout import PageLayout
 if TYPE_CHECKING:
     from strata_core.memory.arena import Arena
     from strata_core.weights.tensor import StoredTensor
-
-#: Elements that an elementwise operation works on at a time, so that its temporaries stay in the second-level cache.
-_PIECE = 128 * 1024
-
 
 class Step:
     """What the operations of one step share, worked out once and used by every layer."""
@@ -54,7 +51,7 @@ class Step:
         return self._pages[key]
 
 
-class NumpyBackend(Backend):
+class NumpyBackend(HostBackend):
     """All arithmetic in float32 with numpy; arrays are ``numpy.ndarray`` of float32.
 
     The same batch gives the same bits. Matrix products run on the BLAS that numpy was built with and on its threads
@@ -115,6 +112,9 @@ class NumpyBackend(Backend):
         if scale != 1.0:
             x *= np.float32(scale)
         return x
+
+    def embed_ids(self, table: Matrix, ids: np.ndarray) -> Floats:
+        return table.rows(ids.reshape(-1)).reshape(len(ids), -1)
 
     def select_outputs(self, step: Step, x: Floats) -> Floats:
         chosen: Floats = x[step.batch.outputs]
@@ -181,41 +181,3 @@ class NumpyBackend(Backend):
             if bias is not None:
                 part += bias
         return parts
-
-    def add(self, x: Floats, y: Floats) -> Floats:
-        x += y
-        return x
-
-    def gated(self, gate: Floats, up: Floats, activation: str) -> Floats:
-        activate = _ACTIVATIONS[activation]
-        step = max(1, _PIECE // max(1, gate.shape[1]))
-        for a in range(0, len(gate), step):
-            activate(gate[a : a + step], up[a : a + step])
-        return gate
-
-
-def _silu(gate: Floats, up: Floats) -> None:
-    """``gate = gate / (1 + exp(-gate)) * up``."""
-    divisor = np.negative(gate)
-    with np.errstate(over="ignore"):  # exp(-gate) = inf gives 0, the limit
-        np.exp(divisor, out=divisor)
-    divisor += np.float32(1)
-    gate /= divisor
-    gate *= up
-
-
-def _gelu_tanh(gate: Floats, up: Floats) -> None:
-    """``gate = gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3))) * up`` (Hendrycks & Gimpel 2016)."""
-    inner = gate * gate
-    inner *= np.float32(0.044715)
-    inner += np.float32(1)
-    inner *= gate
-    inner *= np.float32(np.sqrt(2 / np.pi))
-    np.tanh(inner, out=inner)
-    inner += np.float32(1)
-    gate *= inner
-    gate *= np.float32(0.5)
-    gate *= up
-
-
-_ACTIVATIONS: dict[str, Callable[[Floats, Floats], None]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
