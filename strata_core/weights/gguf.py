@@ -14,13 +14,13 @@ that a damaged or hostile file costs an error message and no memory.
 from __future__ import annotations
 
 import mmap
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from strata_core.errors import ModelFileError, NotFound
+from strata_core.errors import ModelFileError
 from strata_core.weights.gguf_parse import Cursor, read_metadata, read_tensors
+from strata_core.weights.mapped import map_file, unmap
 from strata_core.weights.source import Lookups
 from strata_core.weights.tensor import StoredTensor
 
@@ -62,11 +62,11 @@ class GGUFFile(Lookups):
         :raises ModelFileError: it cannot be read, or is not a well-formed GGUF file; ``param`` names the key or tensor.
         """
         path = Path(path)
-        mapping = _map(path)
+        mapping = map_file(path)
         try:
             return cls._parse(path, mapping)
         except BaseException:
-            _unmap(mapping)
+            unmap(mapping)
             raise
 
     @classmethod
@@ -89,32 +89,7 @@ class GGUFFile(Lookups):
     def close(self) -> None:
         """Forget the tensors and unmap the file; while a tensor's data are still held, the map stays until they go."""
         self.tensors = MappingProxyType({})
-        _unmap(self._mapping)
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # looked at before opening: opening a pipe would wait for its writer
-            raise ModelFileError(f"{path}: not a regular file")
-        if status.st_size == 0:
-            raise ModelFileError(f"{path}: the file is empty")
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError as error:
-        raise NotFound(f"no such model file: {path}") from error
-    except (OSError, ValueError) as error:
-        if isinstance(error, ModelFileError):
-            raise
-        raise ModelFileError(f"{path}: cannot be read: {error}") from error
-
-
-def _unmap(mapping: mmap.mmap) -> None:
-    try:
-        mapping.close()
-    except BufferError:
-        # Arrays still look into the map. Python unmaps it when the last of them is gone.
-        return
+        unmap(self._mapping)
 
 
 def _alignment(path: Path, metadata: dict[str, object]) -> int:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from strata_core.errors import ModelFileError, NotFound
 from strata_core.weights.gguf import GGUFFile
+from strata_core.weights.hf import HFFolder
 from strata_core.weights.source import Lookups, WeightSource
 from strata_core.weights.tensor import StoredTensor
 
@@ -18,11 +19,14 @@ SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gg
 
 
 def open_model(path: str | Path) -> WeightSource:
-    """Open a model file; for one file of several, the whole set (its other files must lie beside it).
+    """Open a GGUF file (of several, the whole set: its other files must lie beside it) or a Hugging Face folder.
 
-    :raises NotFound: there is no such file.
+    :raises NotFound: there is no such file, or no model in the folder.
     :raises ModelFileError: a file is damaged, or one of the set is missing or belongs to another model.
+    :raises UnsupportedModel: the folder holds a type of model that cannot be read.
     """
+    if Path(path).is_dir():
+        return HFFolder.open(Path(path))
     with ExitStack() as undo:
         opened = undo.enter_context(GGUFFile.open(path))
         count = opened.key("split.count", 1)

@@ -1,0 +1,114 @@
+"""Metadata keys that most architectures share, from a ``config.json``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from strata_core.errors import UnsupportedModel
+from strata_core.weights.hf.config import Config
+
+#: Names of rotary scaling types: there and here.
+_SCALINGS = {"linear": "linear", "yarn": "yarn", "llama3": "llama3"}
+_NO_SCALING = ("default", "none", "mrope", "proportional")
+
+
+def head_dim(config: Config) -> int:
+    """Width of a head: what the file says, or its share of the model's width."""
+    return config.get("head_dim", 0) or config.require("hidden_size", int) // config.require("num_attention_heads", int)
+
+
+def common(config: Config, *, rotated: int | None = None) -> dict[str, object]:
+    """Sizes, norm and rotation of a decoder with grouped-query attention.
+
+    :param rotated: rotated elements of a head; None takes the share that the file says.
+    """
+    heads = config.require("num_attention_heads", int)
+    width = head_dim(config)
+    if rotated is None:
+        share = rope_parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        rotated = int(width * share)
+    return {
+        "block_count": config.require("num_hidden_layers", int),
+        "context_length": config.require("max_position_embeddings", int),
+        "embedding_length": config.require("hidden_size", int),
+        "vocab_size": config.require("vocab_size", int),
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.get("num_key_value_heads", heads),
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "attention.layer_norm_rms_epsilon": config.require("rms_norm_eps", float),
+        "rope.dimension_count": rotated,
+        **rope(config, rope_parameters(config)),
+    }
+
+
+def feed_forward(config: Config) -> dict[str, object]:
+    return {"feed_forward_length": config.require("intermediate_size", int)}
+
+
+def rope_parameters(config: Config) -> Config:
+    """What the file says about the rotation, whether in the present form or that before ``rope_parameters``."""
+    if "rope_parameters" in config:
+        return config.part("rope_parameters")
+    return config.part("rope_scaling")
+
+
+def rope(config: Config, parameters: Config) -> dict[str, object]:
+    """Base and scaling of the rotary frequencies.
+
+    :raises UnsupportedModel: a scaling type that is not known here.
+    """
+    base = parameters.get("rope_theta", config.get("rope_theta", 10000.0))
+    keys: dict[str, object] = {"rope.freq_base": base}
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind in _NO_SCALING:
+        return keys
+    if kind not in _SCALINGS:
+        known = ", ".join(_SCALINGS)
+        raise UnsupportedModel(
+            f"{config.path}: rope_type {kind!r} is not supported; known: {known}", param="rope_type"
+        )
+    factor = parameters.require("factor", float)
+    original = parameters.get(
+        "original_max_position_embeddings", config.get("original_max_position_embeddings", 0)
+    ) or config.require("max_position_embeddings", int)
+    keys |= {
+        "rope.scaling.type": _SCALINGS[kind],
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": original,
+    }
+    if kind == "yarn":
+        keys |= _yarn(parameters, factor)
+    if kind == "llama3":
+        keys["rope.scaling.low_freq_factor"] = parameters.require("low_freq_factor", float)
+        keys["rope.scaling.high_freq_factor"] = parameters.require("high_freq_factor", float)
+    return keys
+
+
+def _yarn(parameters: Config, factor: float) -> dict[str, object]:
+    keys: dict[str, object] = {
+        "rope.scaling.yarn_beta_fast": parameters.get("beta_fast", 32.0),
+        "rope.scaling.yarn_beta_slow": parameters.get("beta_slow", 1.0),
+    }
+    if not parameters.get("truncate", True):
+        keys["rope.scaling.yarn_truncate"] = False
+    # Here the magnitude is a factor on what follows from the stretching; there it may be given whole.
+    whole = parameters.get("attention_factor", None, float)
+    mscale, mscale_all = parameters.get("mscale", 0.0), parameters.get("mscale_all_dim", 0.0)
+    if whole is None and mscale and mscale_all:
+        whole = _magnitude(factor, mscale) / _magnitude(factor, mscale_all)
+    if whole is not None:
+        keys["rope.scaling.attn_factor"] = whole / _magnitude(factor, 1.0)
+    return keys
+
+
+def _magnitude(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def sliding(config: Config) -> dict[str, object]:
+    """The window of layers that attend only to what is near, where the file has such layers."""
+    window = config.get("sliding_window", 0)
+    kinds: list[Any] = config.get("layer_types", [])
+    return {"attention.sliding_window": window} if window and "sliding_attention" in kinds else {}
