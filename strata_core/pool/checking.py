@@ -9,7 +9,7 @@ import numpy as np
 
 from strata_core.errors import LevelError
 from strata_core.pool.pool import PagePool
-from strata_core.pool.sink import PageSink
+from strata_core.pool.sink import STAGING_BYTES, PageSink
 
 
 class CheckingSink(PageSink):
@@ -22,6 +22,10 @@ class CheckingSink(PageSink):
         self._lock = threading.Lock()
         self._missing = set(range(self.blocks))
         self._handed: dict[int, tuple[np.ndarray, ...]] = {}
+
+    @property
+    def at_once(self) -> int:
+        return max(1, STAGING_BYTES // sum(pool.layout.nbytes for pool in self.pools))
 
     def buffers(self, block: int) -> tuple[np.ndarray, ...]:
         made = tuple(np.empty(pool.layout.nbytes, np.uint8) for pool in self.pools)

@@ -56,6 +56,14 @@ class PageSink:
             self._release()
             raise
 
+    @property
+    def at_once(self) -> int:
+        """For how many blocks :meth:`buffers` may be asked before one of them is filled: all of them where these are
+        the pages themselves, else as many as may be on their way to the device, at least 1."""
+        tables = zip(self.pools, self._tables, strict=True)
+        direct = all(pool.store.host_view(page) is not None for pool, table in tables for page in table[:1])
+        return self.blocks if direct else self._most_staged
+
     def buffers(self, block: int) -> tuple[np.ndarray, ...]:
         """Where the bytes of a block go: one uint8 array ``(layout.nbytes,)`` per pool. The page itself where it is in
         host memory, else a staging buffer; waits while there are too many of these.

@@ -25,6 +25,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NO_BLOCK = getattr(os, "O_NONBLOCK", 0)  # else opening a FIFO that lies in the folder would wait for a writer
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_NO_WAIT = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
 _IOV_MAX = 512  # of the systems Strata runs on, the least is 1024
 
 
@@ -94,6 +95,18 @@ class Files:
     def read(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
         """Fill the buffers from ``offset`` on. EIO where the file ends before."""
         self._all(self._read_some, fd, buffers, offset)
+
+    def cached(self, fd: int, offset: int) -> bool:
+        """Whether a byte of a file can be read without waiting for the disk; True where the system does not tell."""
+        if _NO_WAIT is None:
+            return True
+        try:
+            os.preadv(fd, [bytearray(1)], offset, _NO_WAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def write(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
         """Write the buffers from ``offset`` on."""

@@ -28,14 +28,26 @@ from strata_tiers.scanning import shortened
 
 log = logging.getLogger("strata.cache")
 
-#: Segments are opened and read in groups of about this size: what a device's staging buffers take at once.
-GROUP_BYTES, GROUP_FILES = 64 << 20, 64
+#: Segments are opened and read in groups of about this size. The more files, the better they share the threads; but
+#: after damage a group is read again from its beginning.
+GROUP_BYTES, GROUP_FILES = 256 << 20, 64
 
 
 @attrs.define
 class _BadPart(Exception):
     part: Part
     why: str
+
+
+@attrs.frozen
+class _Block:
+    """A block of an entry, numbered from position 0, and where it is."""
+
+    part: Part
+    number: int
+    fd: int
+    offset: int
+    digests: tuple[bytes, ...]
 
 
 class Restorer:
@@ -114,8 +126,8 @@ class Restorer:
             )
 
     def _read(self, entry: Entry, parts: Sequence[Part], sink: PageSink) -> None:
-        """Read and verify some segments of an entry; the sink gets their blocks when all are sound."""
-        place, reads, numbers, owners = self._place, list[Read](), list[int](), list[Part]()
+        """Read and verify some segments of an entry; the sink gets blocks when they are sound."""
+        place, blocks = self._place, list[_Block]()
         pools = len(place.shape.page_bytes)
         with ExitStack() as open_files:
             for part in parts:
@@ -125,14 +137,18 @@ class Restorer:
                 for block in range(min(place.shape.blocks(part.piece.count), sink.blocks - first)):
                     offset = header.data + block * place.shape.block_bytes
                     digests = header.digests[block * pools : (block + 1) * pools]
-                    reads.append(Read(fd, offset, sink.buffers(first + block), digests))
-                    numbers.append(first + block)
-                    owners.append(part)
-            bad = self._reader.fill(reads)
+                    blocks.append(_Block(part, first + block, fd, offset, digests))
+            # What goes to a device is read in halves of what may be on its way there: one is copied, one is read.
+            step = len(blocks) if sink.at_once >= sink.blocks else max(1, sink.at_once // 2)
+            for at in range(0, len(blocks), max(1, step)):
+                self._fill(blocks[at : at + step], sink)
+
+    def _fill(self, blocks: Sequence[_Block], sink: PageSink) -> None:
+        bad = self._reader.fill([Read(b.fd, b.offset, sink.buffers(b.number), b.digests) for b in blocks])
         if bad is not None:
-            raise _BadPart(owners[bad[0]], bad[1])
-        for number in numbers:
-            sink.filled(number)
+            raise _BadPart(blocks[bad[0]].part, bad[1])
+        for block in blocks:
+            sink.filled(block.number)
 
     def _open(self, entry: Entry, part: Part) -> tuple[int, segment.Header]:
         """An open segment file with its verified header."""
