@@ -38,6 +38,7 @@ from strata_core.compute.specs import (
     DecoderLayer,
     DeltaSpec,
     ExpertSpec,
+    Indexer,
     Rotation,
     Router,
 )
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_STATE", "Array", "AttentionSpec", "Backend", "BackendFactory", "BackendOptions", "Batch", "Decoder",
-    "DecoderLayer", "DeltaSpec", "Event", "ExpertSpec", "PageStore", "Probe", "Rotation",
+    "DecoderLayer", "DeltaSpec", "Event", "ExpertSpec", "Indexer", "PageStore", "Probe", "Rotation",
     "Router", "Span",
 ]
 
@@ -141,15 +142,32 @@ class Backend(ABC):
 
     @abstractmethod
     def attention(
-        self, step: Any, layer: tuple[int, int], q: Array, k: Array, v: Array, spec: AttentionSpec
+        self, step: Any, layer: tuple[int, int], q: Array, k: Array, v: Array | None, spec: AttentionSpec,
+        sinks: Array | None = None,
     ) -> Array:
         """Write ``k`` and ``v`` of every row into its page, then attend: ``(rows, heads * value_dim)``.
 
         :param layer: (number of the page layout, number of the layer within it).
         :param q: ``(rows, heads * head_dim)``; head ``h`` attends K/V head ``h // (heads // kv_heads)``.
-        :param k: ``(rows, kv_heads * head_dim)``; :param v: ``(rows, kv_heads * value_dim)``.
+        :param k: ``(rows, kv_heads * head_dim)``; :param v: ``(rows, kv_heads * value_dim)``, None where
+            ``spec.latent``.
+        :param sinks: :meth:`vector` of a tensor ``(heads,)``: a score of each head, neither scaled nor capped, that
+            takes part in its softmax and has no value (Xiao et al. 2023, as learned in gpt-oss); None for none.
 
         A row sees what was written, in the K/V type of the store: also its own K/V go through that type.
+        """
+
+    @abstractmethod
+    def indexed_attention(
+        self, step: Any, layer: tuple[int, int], q: Array, k: Array, v: Array, spec: AttentionSpec,
+        index_q: Array, index_k: Array, indexer: Indexer,
+    ) -> Array:
+        """:meth:`attention` over chosen positions only; the rows' index keys are written to the pages too.
+
+        The layout has a part for them (``index_dim`` of :meth:`PageLayout.attention`); ``spec`` has no window.
+
+        :param index_q: ``(rows, indexer.heads * indexer.dim)``, normed and rotated.
+        :param index_k: ``(rows, indexer.dim)``, as projected.
         """
 
     @abstractmethod
@@ -212,7 +230,8 @@ class Backend(ABC):
 
     @abstractmethod
     def activate(self, x: Array, activation: str) -> Array:
-        """``silu``, ``gelu_tanh``, ``sigmoid``, ``softplus``, ``relu`` or ``tanh`` of all elements. May reuse ``x``."""
+        """``silu``, ``gelu_tanh``, ``sigmoid``, ``softplus``, ``relu``, ``tanh`` or ``signed_root`` of all elements.
+        May reuse ``x``. ``signed_root`` is ``sign(x) * sqrt(max(|x|, 1e-6))``, 0 of 0."""
 
     @abstractmethod
     def multiply(self, x: Array, y: Array) -> Array:
@@ -244,6 +263,10 @@ class Backend(ABC):
     @abstractmethod
     def fold(self, x: Array, groups: int) -> Array:
         """Sum of the ``groups`` equal groups of columns: ``(rows, width / groups)``."""
+
+    @abstractmethod
+    def group_dot(self, x: Array, y: Array, groups: int) -> Array:
+        """Dot products of the ``groups`` equal groups of columns of ``x`` with those of ``y``: ``(rows, groups)``."""
 
     @abstractmethod
     def l2_norm(self, x: Array, width: int, eps: float) -> Array:
@@ -314,6 +337,10 @@ class Backend(ABC):
         for layer in decoder.layers:
             normed = self.rms_norm(x, layer.attention_norm, layer.eps)
             q, k, v = self.linear_split(normed, layer.qkv, layer.qkv_biases)
+            if layer.q_norm is not None:
+                q = self.rms_norm(q, layer.q_norm, layer.eps)
+            if layer.k_norm is not None:
+                k = self.rms_norm(k, layer.k_norm, layer.eps)
             q = self.rope(step, q, layer.rotation, layer.spec.heads)
             k = self.rope(step, k, layer.rotation, layer.spec.kv_heads)
             attended = self.attention(step, layer.cache, q, k, v, layer.spec)

@@ -37,6 +37,8 @@ class AttentionSpec:
     :ivar scale: factor on the scores, usually ``head_dim ** -0.5``.
     :ivar window: only the last ``window`` positions (the row's own included) are attended; None for all.
     :ivar softcap: scores become ``softcap * tanh(scores / softcap)`` before the mask; None for none.
+    :ivar latent: the value of a position is the first ``value_dim`` elements of its key (multi-head latent attention
+        with its projections absorbed, DeepSeek-AI 2024): pages hold keys only, of a layout made with ``latent=True``.
     """
 
     heads: int
@@ -46,6 +48,7 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     softcap: float | None = None
+    latent: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -53,9 +56,10 @@ class DecoderLayer:
     """A pre-norm layer: attention, then a gated MLP, each added to its input. Weights are the backend's arrays.
 
     :ivar qkv: the three projections, stacked; :ivar qkv_biases: a bias or None for each.
+    :ivar q_norm: weight of a norm of every query head before its rotation, or None; :ivar k_norm: the same of keys.
     :ivar cache: (number of the page layout, number of the layer within it), as in :meth:`Backend.attention`.
     :ivar gate_up: the two matrices, stacked in this order.
-    :ivar eps: of both norms.
+    :ivar eps: of all norms.
     """
 
     attention_norm: Array
@@ -71,6 +75,8 @@ class DecoderLayer:
     down: Array
     activation: str
     eps: float
+    q_norm: Array | None = None
+    k_norm: Array | None = None
 
 
 @attrs.frozen(eq=False)
@@ -81,6 +87,30 @@ class Decoder:
     norm: Array
     eps: float
     output: Array
+
+
+@attrs.frozen(eq=False)
+class Indexer:
+    """What chooses the positions that a row of sparse attention attends (Qwen4-Exp).
+
+    Positions are taken in blocks of ``block``. A complete block's key is the mean of its positions' index keys, RMS
+    normed and rotated as at its first position; its score is the sum over index heads of ``relu(query . key)``, divided
+    by ``sqrt(dim)``. A row attends the ``top`` complete blocks of the highest scores (ties: the earlier block), and
+    those positions up to its own that are in no complete block. A block is complete for a row when its last position is
+    not after the row's own.
+
+    :ivar heads: index queries of a row; :ivar dim: width of an index query or key.
+    :ivar key_norm: weight of the norm, from :meth:`Backend.vector`; :ivar eps: of it.
+    :ivar rotation: of block keys; queries come rotated.
+    """
+
+    heads: int
+    dim: int
+    block: int
+    top: int
+    key_norm: Array
+    eps: float
+    rotation: Rotation
 
 
 @attrs.frozen

@@ -68,11 +68,16 @@ class PageLayout:
         kv_type: str,
         page_tokens: int,
         value_dim: int | None = None,
+        latent: bool = False,
+        index_dim: int | None = None,
         kind: str = "full",
     ) -> PageLayout:
         """Layout of ``layers`` equal attention layers.
 
         :param value_dim: width of a V row, where it is not ``head_dim``.
+        :param latent: there are no V rows; values are the beginnings of keys.
+        :param index_dim: width of the keys that an indexer chooses positions by; they are the last part of a layer, one
+            head, float32 where the K/V type is f32 and float16 otherwise. None where there is no indexer.
         :raises SettingsError: unknown K/V type, or a page size that is not a power of two.
         """
         if kv_type not in KV_TYPES:
@@ -80,14 +85,18 @@ class PageLayout:
         if page_tokens < 1 or page_tokens & (page_tokens - 1):
             raise SettingsError(f"page_tokens must be a power of two, not {page_tokens}", param="page_tokens")
         dtype, scaled = KV_TYPES[kv_type]
-        rows = [("k", head_dim, dtype), ("v", value_dim or head_dim, dtype)]
+        rows = [("k", kv_heads, head_dim, dtype)]
+        if not latent:
+            rows.append(("v", kv_heads, value_dim or head_dim, dtype))
         if scaled:
-            rows += [("k_scale", 1, np.dtype("<f4")), ("v_scale", 1, np.dtype("<f4"))]
+            rows += [(f"{name}_scale", kv_heads, 1, np.dtype("<f4")) for name, _, _, _ in rows]
+        if index_dim is not None:
+            rows.append(("index", 1, index_dim, np.dtype("<f4" if kv_type == "f32" else "<f2")))
         offset, built = 0, []
         for _ in range(layers):
             parts = []
-            for name, width, element in rows:
-                part = Part(name, kv_heads, width, element, offset)
+            for name, heads, width, element in rows:
+                part = Part(name, heads, width, element, offset)
                 parts.append(part)
                 offset = _aligned(offset + part.nbytes(page_tokens))
             built.append(tuple(parts))

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import attrs
 import numpy as np
 
-from strata_core.compute.base import NO_STATE, Array, AttentionSpec, Batch, Event, PageStore, Router
+from strata_core.compute.base import NO_STATE, Array, AttentionSpec, Batch, Event, Indexer, PageStore, Router
 from strata_core.compute.reference import NumpyBackend, NumpyPageStore
 from strata_core.errors import BackendError
 from strata_core.memory.arena import Arena, PortableArena
@@ -216,10 +216,17 @@ class ShadowBackend(WrappedBackend):
         return self.inner.begin(batch, inner)
 
     def attention(
-        self, step: Any, layer: tuple[int, int], q: Array, k: Array, v: Array, spec: AttentionSpec
+        self,
+        step: Any,
+        layer: tuple[int, int],
+        q: Array,
+        k: Array,
+        v: Array | None,
+        spec: AttentionSpec,
+        sinks: Array | None = None,
     ) -> Array:
         self._copies.tick()
-        return super().attention(step, layer, q, k, v, spec)
+        return super().attention(step, layer, q, k, v, spec, sinks)
 
     def _check_spans(self, batch: Batch, number: int, store: ShadowPageStore) -> None:
         read: list[int] = []
@@ -250,6 +257,8 @@ class ShadowBackend(WrappedBackend):
         if isinstance(argument, Router):
             names = ("weight", "bias", "correction")
             return attrs.evolve(argument, **{name: self._open(getattr(argument, name)) for name in names})
+        if isinstance(argument, Indexer):
+            return attrs.evolve(argument, key_norm=self._open(argument.key_norm))
         if not isinstance(argument, DeviceArray):
             return argument
         try:

@@ -14,6 +14,7 @@ from strata_core.compute.base import (
     Batch,
     DeltaSpec,
     ExpertSpec,
+    Indexer,
     PageStore,
     Rotation,
     Router,
@@ -91,9 +92,30 @@ class WrappedBackend(Backend):
         return self._call(self.inner.rope, step, x, rotation, heads, consumed=x)
 
     def attention(
-        self, step: Any, layer: tuple[int, int], q: Array, k: Array, v: Array, spec: AttentionSpec
+        self,
+        step: Any,
+        layer: tuple[int, int],
+        q: Array,
+        k: Array,
+        v: Array | None,
+        spec: AttentionSpec,
+        sinks: Array | None = None,
     ) -> Array:
-        return self._call(self.inner.attention, step, layer, q, k, v, spec)
+        return self._call(self.inner.attention, step, layer, q, k, v, spec, sinks)
+
+    def indexed_attention(
+        self,
+        step: Any,
+        layer: tuple[int, int],
+        q: Array,
+        k: Array,
+        v: Array,
+        spec: AttentionSpec,
+        index_q: Array,
+        index_k: Array,
+        indexer: Indexer,
+    ) -> Array:
+        return self._call(self.inner.indexed_attention, step, layer, q, k, v, spec, index_q, index_k, indexer)
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         return self._call(self.inner.rms_norm, x, weight, eps)
@@ -112,6 +134,9 @@ class WrappedBackend(Backend):
 
     def group_norm(self, x: Array, weight: Array, groups: int, eps: float) -> Array:
         return self._call(self.inner.group_norm, x, weight, groups, eps)
+
+    def group_dot(self, x: Array, y: Array, groups: int) -> Array:
+        return self._call(self.inner.group_dot, x, y, groups)
 
     def l2_norm(self, x: Array, width: int, eps: float) -> Array:
         return self._call(self.inner.l2_norm, x, width, eps)
@@ -214,9 +239,16 @@ class FaultyBackend(WrappedBackend):
         return super().begin(batch, stores)
 
     def attention(
-        self, step: Any, layer: tuple[int, int], q: Array, k: Array, v: Array, spec: AttentionSpec
+        self,
+        step: Any,
+        layer: tuple[int, int],
+        q: Array,
+        k: Array,
+        v: Array | None,
+        spec: AttentionSpec,
+        sinks: Array | None = None,
     ) -> Array:
-        out = super().attention(step, layer, q, k, v, spec)
+        out = super().attention(step, layer, q, k, v, spec, sinks)
         if self.steps - 1 in self.fail_steps:
             raise BackendError(f"step {self.steps - 1} failed, as it was told to")
         return out

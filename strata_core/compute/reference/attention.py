@@ -9,11 +9,13 @@ Rows of a page beyond the sequence's end hold undefined bytes. They never enter 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_core.compute.base import AttentionSpec, Span
+from strata_core.compute.base import AttentionSpec, Batch, Span
 from strata_core.compute.reference.kv import Floats, decode, encode
 from strata_core.compute.reference.pages import NumpyPageStore, Piece
 
@@ -59,17 +61,63 @@ class SpanPages:
         return cls(low, first, stop - first, store.pieces(span.tables[layout], first, stop))
 
 
+class StepPages:
+    """Where the K/V of a step's spans are, worked out once for each layout and window and used by every layer."""
+
+    def __init__(self, batch: Batch, stores: Sequence[NumpyPageStore]):
+        self._batch, self._stores = batch, stores
+        self._known: dict[tuple[int, int | None], list[SpanPages]] = {}
+
+    def of(self, layout: int, window: int | None) -> list[SpanPages]:
+        """One for each span."""
+        key = layout, window
+        if key not in self._known:
+            store = self._stores[layout]
+            self._known[key] = [SpanPages.of(s, layout, store, window) for s in self._batch.spans]
+        return self._known[key]
+
+
+def attend_batch(
+    batch: Batch,
+    store: NumpyPageStore,
+    pages: Sequence[SpanPages],
+    layer: tuple[int, int],
+    q: Floats,
+    k: Floats,
+    v: Floats | None,
+    spec: AttentionSpec,
+    sinks: Floats | None,
+    scratch: Scratch,
+) -> Floats:
+    """:meth:`strata_core.compute.base.Backend.attention` of all spans; ``store`` is the one of ``layer``."""
+    (layout, number), rows = layer, batch.rows
+    q = q.reshape(rows, spec.heads, spec.head_dim)
+    parts = [(K, k.reshape(rows, spec.kv_heads, spec.head_dim))]
+    if v is not None:
+        parts.append((V, v.reshape(rows, spec.kv_heads, spec.value_dim)))
+    out = np.empty((rows, spec.heads, spec.value_dim), np.float32)
+    start = 0
+    for span, where in zip(batch.spans, pages, strict=True):
+        own = slice(start, start + span.rows)
+        for part, values in parts:
+            write_rows(store, number, span, span.tables[layout], part, values[own])
+        attend(store, number, span, where, q[own], out[own], spec, sinks, scratch)
+        start += span.rows
+    return out.reshape(rows, spec.heads * spec.value_dim)
+
+
 def write_rows(store: NumpyPageStore, layer: int, span: Span, table: np.ndarray, part: int, rows: Floats) -> None:
     """Put one part (:data:`K` or :data:`V`) of a span's rows, ``(rows, kv_heads, width)``, into its pages."""
     stored, scales = encode(store.layout.kv_type, rows)
+    scale_part = scales_of(store, layer, part)
     size, position, row = store.layout.page_tokens, span.start, 0
     while row < span.rows:
         chunk, page = divmod(int(table[position // size]), store.chunk_pages)
         at = position % size
         n = min(size - at, span.rows - row)
         store.part(chunk, layer, part)[page, :, at : at + n] = stored[row : row + n].swapaxes(0, 1)
-        if scales is not None:
-            store.part(chunk, layer, part + 2)[page, :, at : at + n] = scales[row : row + n].swapaxes(0, 1)
+        if scale_part is not None and scales is not None:
+            store.part(chunk, layer, scale_part)[page, :, at : at + n] = scales[row : row + n].swapaxes(0, 1)
         position, row = position + n, row + n
 
 
@@ -81,6 +129,7 @@ def attend(
     q: Floats,
     out: Floats,
     spec: AttentionSpec,
+    sinks: Floats | None,
     scratch: Scratch,
 ) -> None:
     """Attention of one span, whose own K/V are already in its pages.
@@ -88,9 +137,9 @@ def attend(
     :param q: ``(rows, heads, head_dim)``; :param out: ``(rows, heads, value_dim)``, overwritten.
     """
     if span.rows == 1:
-        _attend_row(store, layer, span, where, q[0], out[0], spec, scratch)
+        _attend_row(store, layer, span, where, q[0], out[0], spec, sinks, scratch)
     else:
-        _attend_rows(store, layer, span, where, q, out, spec, scratch)
+        _attend_rows(store, layer, span, where, q, out, spec, sinks, scratch)
 
 
 def _attend_row(
@@ -101,11 +150,13 @@ def _attend_row(
     q: Floats,
     out: Floats,
     spec: AttentionSpec,
+    sinks: Floats | None,
     scratch: Scratch,
 ) -> None:
     """One row, page by page: arrays are ``(pages, kv_heads, group or page_tokens, width)``."""
     group, size = spec.heads // spec.kv_heads, store.layout.page_tokens
-    keys, values = (_in_pages(store, layer, part, where, scratch) for part in (K, V))
+    keys = _in_pages(store, layer, K, where, scratch)
+    values = keys[..., : spec.value_dim] if spec.latent else _in_pages(store, layer, V, where, scratch)
     tail = span.start % size + 1  # rows in use of the last page
     query = (q * np.float32(spec.scale)).reshape(spec.kv_heads, group, spec.head_dim)
     scores = scratch.take("scores", where.count, spec.kv_heads, group, size)
@@ -113,12 +164,18 @@ def _attend_row(
         np.matmul(query, keys[:-1].swapaxes(2, 3), out=scores[:-1])
     scores[-1, :, :, :tail] = query @ keys[-1, :, :tail].swapaxes(1, 2)
     if spec.softcap is not None:
-        _cap(scores, spec.softcap)
+        cap(scores, spec.softcap)
     scores[-1, :, :, tail:] = -np.inf
     scores[0, :, :, : where.low % size] = -np.inf
-    scores -= scores.max(axis=(0, 3), keepdims=True)
+    highest = scores.max(axis=(0, 3), keepdims=True)
+    if sinks is not None:
+        sinks = sinks.reshape(1, spec.kv_heads, group, 1)
+        highest = np.maximum(highest, sinks)
+    scores -= highest
     np.exp(scores, out=scores)
     sums = scores.sum(axis=(0, 3))
+    if sinks is not None:
+        sums += np.exp(sinks - highest)[0, :, :, 0]
     result = scores[-1, :, :, :tail] @ values[-1, :, :tail]
     if where.count > 1:
         result += np.matmul(scores[:-1], values[:-1]).sum(axis=0)
@@ -134,12 +191,14 @@ def _attend_rows(
     q: Floats,
     out: Floats,
     spec: AttentionSpec,
+    sinks: Floats | None,
     scratch: Scratch,
 ) -> None:
     """Several rows: arrays are ``(kv_heads, group * rows, ...)``, keys and values ``(kv_heads, positions, width)``."""
     heads, group = spec.kv_heads, spec.heads // spec.kv_heads
     base = where.first * store.layout.page_tokens  # position of the first gathered row
-    keys, values = (_by_head(store, layer, part, where, scratch) for part in (K, V))
+    keys = by_head(store, layer, K, where, scratch)
+    values = keys[..., : spec.value_dim] if spec.latent else by_head(store, layer, V, where, scratch)
     end = span.start + span.rows
     block = max(1, min(span.rows, _SCORES // (spec.heads * (end - base))))
     for a in range(0, span.rows, block):
@@ -153,18 +212,24 @@ def _attend_rows(
         scores = scratch.take("scores", heads, group * n, seen.stop - seen.start)
         np.matmul(query.reshape(heads, group * n, spec.head_dim), keys[:, seen].swapaxes(1, 2), out=scores)
         if spec.softcap is not None:
-            _cap(scores, spec.softcap)
+            cap(scores, spec.softcap)
         _mask(scores.reshape(heads, group, n, -1), position, low, spec.window)
-        scores -= scores.max(axis=2, keepdims=True)
+        highest = scores.max(axis=2, keepdims=True)
+        if sinks is not None:
+            rests = np.repeat(sinks.reshape(heads, group), n, axis=1)[:, :, None]
+            highest = np.maximum(highest, rests)
+        scores -= highest
         np.exp(scores, out=scores)
         sums = scores.sum(axis=2, keepdims=True)
+        if sinks is not None:
+            sums += np.exp(rests - highest)
         result = scores @ values[:, seen]
         result /= sums
         blocks = result.reshape(heads, group, n, spec.value_dim).transpose(2, 0, 1, 3)
         out[a:b] = blocks.reshape(n, spec.heads, spec.value_dim)
 
 
-def _cap(scores: Floats, softcap: float) -> None:
+def cap(scores: Floats, softcap: float) -> None:
     scores /= np.float32(softcap)
     np.tanh(scores, out=scores)
     scores *= np.float32(softcap)
@@ -198,7 +263,7 @@ def _in_pages(store: NumpyPageStore, layer: int, part: int, where: SpanPages, sc
     return out
 
 
-def _by_head(store: NumpyPageStore, layer: int, part: int, where: SpanPages, scratch: Scratch) -> Floats:
+def by_head(store: NumpyPageStore, layer: int, part: int, where: SpanPages, scratch: Scratch) -> Floats:
     """``(kv_heads, positions, width)`` float32, a copy; the last page's undefined rows are included."""
     shape, size = store.layout.layers[layer][part], store.layout.page_tokens
     out = scratch.take("kv"[part], shape.heads, where.count, size, shape.width)
@@ -208,8 +273,15 @@ def _by_head(store: NumpyPageStore, layer: int, part: int, where: SpanPages, scr
 
 def _gather(store: NumpyPageStore, layer: int, part: int, where: SpanPages, out: Floats) -> None:
     """Decode one part of the pages into ``out`` ``(pages, kv_heads, page_tokens, width)``, of any strides."""
-    scaled = len(store.layout.layers[layer]) > 2
+    scale_part = scales_of(store, layer, part)
     for piece in where.pieces:
         stored = store.part(piece.chunk, layer, part)[piece.pages]
-        scales = store.part(piece.chunk, layer, part + 2)[piece.pages] if scaled else None
+        scales = None if scale_part is None else store.part(piece.chunk, layer, scale_part)[piece.pages]
         decode(store.layout.kv_type, stored, scales, out[piece.first : piece.first + piece.count])
+
+
+def scales_of(store: NumpyPageStore, layer: int, part: int) -> int | None:
+    """The number of the part that holds the scales of another; None where its type needs none."""
+    names = [p.name for p in store.layout.layers[layer]]
+    scales = f"{names[part]}_scale"
+    return names.index(scales) if scales in names else None

@@ -30,7 +30,7 @@ class Step:
         self.batch = batch
         self.stores: tuple[NumpyPageStore, ...] = tuple(stores)  # type: ignore[arg-type]  # checked above
         self._rotations: dict[int, tuple[Rotation, NDArray[np.complex64]]] = {}
-        self._pages: dict[tuple[int, int | None], list[attention.SpanPages]] = {}
+        self.pages = attention.StepPages(batch, self.stores)
 
     def turns(self, rotation: Rotation) -> NDArray[np.complex64]:
         """``magnitude * exp(i * angle)`` of every row and pair, ``(rows, rotated / 2)``."""
@@ -41,14 +41,6 @@ class Step:
             known = rotation, (rotation.magnitude * np.exp(1j * angles)).astype(np.complex64)
             self._rotations[id(rotation)] = known
         return known[1]
-
-    def pages(self, layout: int, window: int | None) -> list[attention.SpanPages]:
-        """Where each span's K/V are."""
-        key = layout, window
-        if key not in self._pages:
-            store = self.stores[layout]
-            self._pages[key] = [attention.SpanPages.of(s, layout, store, window) for s in self.batch.spans]
-        return self._pages[key]
 
 
 class NumpyBackend(HostBackend):
@@ -136,23 +128,18 @@ class NumpyBackend(HostBackend):
         return split.reshape(rows, width)
 
     def attention(
-        self, step: Step, layer: tuple[int, int], q: Floats, k: Floats, v: Floats, spec: AttentionSpec
+        self,
+        step: Step,
+        layer: tuple[int, int],
+        q: Floats,
+        k: Floats,
+        v: Floats | None,
+        spec: AttentionSpec,
+        sinks: Floats | None = None,
     ) -> Floats:
-        layout, number = layer
-        store, rows = step.stores[layout], step.batch.rows
-        q = q.reshape(rows, spec.heads, spec.head_dim)
-        k = k.reshape(rows, spec.kv_heads, spec.head_dim)
-        v = v.reshape(rows, spec.kv_heads, spec.value_dim)
-        out = np.empty((rows, spec.heads, spec.value_dim), np.float32)
-        start = 0
-        for span, where in zip(step.batch.spans, step.pages(layout, spec.window), strict=True):
-            own = slice(start, start + span.rows)
-            table = span.tables[layout]
-            attention.write_rows(store, number, span, table, attention.K, k[own])
-            attention.write_rows(store, number, span, table, attention.V, v[own])
-            attention.attend(store, number, span, where, q[own], out[own], spec, self._scratch)
-            start += span.rows
-        return out.reshape(rows, spec.heads * spec.value_dim)
+        pages = step.pages.of(layer[0], spec.window)
+        store = step.stores[layer[0]]
+        return attention.attend_batch(step.batch, store, pages, layer, q, k, v, spec, sinks, self._scratch)
 
     # -- primitives ---------------------------------------------------------------------------------------------
 

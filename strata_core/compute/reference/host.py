@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from strata_core.compute.base import Backend
-from strata_core.compute.reference import mixture, recurrent
+from strata_core.compute.reference import indexed, mixture, recurrent
 from strata_core.compute.reference.kv import Floats
 from strata_core.errors import BackendError
 
@@ -20,7 +20,7 @@ from strata_core.errors import BackendError
 PIECE = 128 * 1024
 
 
-class HostBackend(mixture.HostMixture, recurrent.HostRecurrent, Backend):
+class HostBackend(mixture.HostMixture, recurrent.HostRecurrent, indexed.HostIndexed, Backend):
     """See the module's docstring."""
 
     def add(self, x: Floats, y: Floats) -> Floats:
@@ -80,6 +80,11 @@ class HostBackend(mixture.HostMixture, recurrent.HostRecurrent, Backend):
         out *= weight
         return out
 
+    def group_dot(self, x: Floats, y: Floats, groups: int) -> Floats:
+        shape = len(x), groups, x.shape[1] // groups
+        out: Floats = np.einsum("rgi,rgi->rg", x.reshape(shape), y.reshape(shape))
+        return out
+
     def l2_norm(self, x: Floats, width: int, eps: float) -> Floats:
         groups = x.reshape(-1, width)
         norm = np.einsum("ij,ij->i", groups, groups)
@@ -130,6 +135,15 @@ def _softplus(x: Floats) -> None:
     np.logaddexp(x, np.float32(0), out=x)
 
 
+def _signed_root(x: Floats) -> None:
+    """``sign(x) * sqrt(max(|x|, 1e-6))``."""
+    sign = np.sign(x)
+    np.abs(x, out=x)
+    np.maximum(x, np.float32(1e-6), out=x)
+    np.sqrt(x, out=x)
+    x *= sign
+
+
 ACTIVATIONS: dict[str, Callable[[Floats], object]] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
@@ -137,4 +151,5 @@ ACTIVATIONS: dict[str, Callable[[Floats], object]] = {
     "softplus": _softplus,
     "relu": lambda x: np.maximum(x, 0, out=x),
     "tanh": lambda x: np.tanh(x, out=x),
+    "signed_root": _signed_root,
 }
