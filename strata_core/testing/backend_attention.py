@@ -13,7 +13,7 @@ from strata_core.compute.base import AttentionSpec, Backend, PageStore, Span
 from strata_core.memory.arena import Arena
 from strata_core.pool.layout import PageLayout
 from strata_core.testing import formulas
-from strata_core.testing.backend_kit import BackendKit, begin, random_rows
+from strata_core.testing.backend_kit import BackendKit, begin, random_rows, stored
 
 PAGE, CHUNK, CHUNKS, LAYERS = 8, 5, 4, 2
 
@@ -25,7 +25,14 @@ SPECS = {
     "window": AttentionSpec(heads=4, kv_heads=2, head_dim=16, value_dim=16, scale=0.25, window=11),
     "window-of-one": AttentionSpec(heads=2, kv_heads=2, head_dim=16, value_dim=16, scale=0.25, window=1),
     "softcap": AttentionSpec(heads=4, kv_heads=2, head_dim=16, value_dim=16, scale=2.0, softcap=3.0),
+    "latent": AttentionSpec(heads=4, kv_heads=1, head_dim=24, value_dim=16, scale=0.2, latent=True),
+    "latent-window": AttentionSpec(heads=4, kv_heads=2, head_dim=24, value_dim=16, scale=0.2, window=9, latent=True),
+    "sinks": AttentionSpec(heads=6, kv_heads=2, head_dim=16, value_dim=16, scale=0.25),
+    "sinks-window": AttentionSpec(heads=4, kv_heads=2, head_dim=16, value_dim=16, scale=0.25, window=11),
+    "sinks-softcap": AttentionSpec(heads=4, kv_heads=4, head_dim=16, value_dim=16, scale=0.5, softcap=2.0),
 }
+#: Of each head: below all scores, among them, above them all.
+SINKS = np.array([-30, 0.5, 3, 20, -1, 1], np.float32)
 
 
 @attrs.define(eq=False)
@@ -41,8 +48,10 @@ class FakeSequence:
 class Rig:
     """A page store with poisoned pages in several chunks, and sequences with scattered page tables."""
 
-    def __init__(self, backend: Backend, arena: Arena, spec: AttentionSpec, kv_type: str):
+    def __init__(self, backend: Backend, arena: Arena, spec: AttentionSpec, kv_type: str, sinks: bool = False):
         self.backend, self.spec, self.kv_type = backend, spec, kv_type
+        self.sinks = SINKS[: spec.heads] if sinks else None
+        self._sinks = None if self.sinks is None else backend.vector(stored(self.sinks))
         self.layout = PageLayout.attention(
             layers=LAYERS,
             kv_heads=spec.kv_heads,
@@ -50,6 +59,7 @@ class Rig:
             value_dim=spec.value_dim,
             kv_type=kv_type,
             page_tokens=PAGE,
+            latent=spec.latent,
         )
         self.store: PageStore = backend.page_store(self.layout, CHUNK, arena)
         for chunk in range(CHUNKS):
@@ -85,13 +95,16 @@ class Rig:
             joined: NDArray[np.float32] = np.concatenate(taken)
             return joined.reshape(len(joined), -1)
 
-        q, k, v = (self.backend.from_host(rows(name)) for name in "qkv")
-        out = self.backend.to_host(self.backend.attention(step, (0, layer), q, k, v, self.spec))
+        q, k = (self.backend.from_host(rows(name)) for name in "qk")
+        v = None if self.spec.latent else self.backend.from_host(rows("v"))
+        out = self.backend.to_host(self.backend.attention(step, (0, layer), q, k, v, self.spec, self._sinks))
         return np.split(out, np.cumsum([span.rows for span in spans])[:-1])
 
     def expected(self, sequence: FakeSequence, start: int, stop: int, layer: int) -> NDArray[np.float64]:
         k, v = (formulas.through(self.kv_type, rows[layer, :stop]) for rows in (sequence.k, sequence.v))
-        return formulas.attention(sequence.q[layer, start:stop], k, v, start, self.spec)
+        if self.spec.latent:
+            v = k[..., : self.spec.value_dim]
+        return formulas.attention(sequence.q[layer, start:stop], k, v, start, self.spec, self.sinks)
 
 
 class AttentionTests(BackendKit):
@@ -100,7 +113,7 @@ class AttentionTests(BackendKit):
     def _rig(self, backend: Backend, arena: Arena, spec: str = "grouped", kv_type: str | None = None) -> Rig:
         if kv_type is not None and kv_type not in backend.kv_types:
             pytest.skip(f"{backend.name} has no K/V type {kv_type}")
-        return Rig(backend, arena, SPECS[spec], kv_type or backend.kv_types[0])
+        return Rig(backend, arena, SPECS[spec], kv_type or backend.kv_types[0], spec.startswith("sinks"))
 
     def _check(self, rig: Rig, parts: Sequence[tuple[FakeSequence, int, int]], layer: int = 1) -> None:
         for (sequence, start, stop), out in zip(parts, rig.attend(parts, layer), strict=True):
@@ -131,9 +144,12 @@ class AttentionTests(BackendKit):
             self._check(rig, [(sequence, 20, 32)])
             self._check(rig, [(sequence, 32, 33)])
 
+    @pytest.mark.parametrize("spec", ["grouped", "latent", "sinks-window"])
     @pytest.mark.parametrize("chunk", [1, 3, PAGE, 20])
-    def test_reading_in_chunks_equals_reading_at_once(self, backend: Backend, arena: Arena, chunk: int) -> None:
-        rig = self._rig(backend, arena)
+    def test_reading_in_chunks_equals_reading_at_once(
+        self, backend: Backend, arena: Arena, chunk: int, spec: str
+    ) -> None:
+        rig = self._rig(backend, arena, spec)
         sequence = rig.sequence(1, 45)
         for start in range(0, 45, chunk):
             self._check(rig, [(sequence, start, min(start + chunk, 45))])
@@ -170,8 +186,9 @@ class AttentionTests(BackendKit):
         for one, other in zip(alone, together, strict=True):
             self.close_to(one, other.astype(np.float64), self.kv_tolerance[rig.kv_type])
 
-    def test_large_scores_do_not_overflow(self, backend: Backend, arena: Arena) -> None:
-        rig = self._rig(backend, arena)
+    @pytest.mark.parametrize("spec", ["grouped", "sinks"])
+    def test_large_scores_do_not_overflow(self, backend: Backend, arena: Arena, spec: str) -> None:
+        rig = self._rig(backend, arena, spec)
         sequence = rig.sequence(1, 20)
         sequence.q *= 100
         self._check(rig, [(sequence, 0, 19)])

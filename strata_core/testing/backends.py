@@ -14,10 +14,12 @@ Everything is compared with :mod:`strata_core.testing.formulas` or, for whole mo
 from __future__ import annotations
 
 from strata_core.testing.backend_attention import AttentionTests
+from strata_core.testing.backend_elementwise import ElementwiseTests
+from strata_core.testing.backend_mixture import MixtureTests
 from strata_core.testing.backend_models import ModelTests
 from strata_core.testing.backend_operations import OperationTests
 from strata_core.testing.backend_pages import PageTests
 
 
-class BackendTests(OperationTests, AttentionTests, PageTests, ModelTests):
+class BackendTests(OperationTests, ElementwiseTests, MixtureTests, AttentionTests, PageTests, ModelTests):
     """All of a backend's conformance tests. Override :meth:`make_backend`, and the tolerances where needed."""

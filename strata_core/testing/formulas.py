@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_core.compute.base import AttentionSpec, Rotation
+from strata_core.compute.base import AttentionSpec, ExpertSpec, Rotation, Router
 
 Doubles = NDArray[np.float64]
 
@@ -23,8 +23,15 @@ def rms_norm(x: NDArray[Any], weight: NDArray[Any], eps: float) -> Doubles:
 
 def activation(name: str, x: NDArray[Any]) -> Doubles:
     x = np.asarray(x, np.float64)
-    if name == "silu":
-        return np.asarray(x * 0.5 * (1 + np.tanh(x / 2)))  # x * sigmoid(x), without an exp that overflows
+    if name in ("silu", "sigmoid"):
+        sigmoid = 0.5 * (1 + np.tanh(x / 2))  # without an exp that overflows
+        return np.asarray(x * sigmoid if name == "silu" else sigmoid)
+    if name == "softplus":
+        return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
+    if name == "relu":
+        return np.asarray(np.where(x > 0, x, 0.0))
+    if name == "tanh":
+        return np.asarray(np.tanh(x))
     return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
 
 
@@ -59,11 +66,19 @@ def through(kv_type: str, rows: NDArray[np.float32]) -> Doubles:
     return np.asarray(rows, np.float64)
 
 
-def attention(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], start: int, spec: AttentionSpec) -> Doubles:
+def attention(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    start: int,
+    spec: AttentionSpec,
+    sinks: NDArray[Any] | None = None,
+) -> Doubles:
     """Attention of one sequence, one row and one head at a time.
 
     :param q: ``(rows, heads, head_dim)`` at positions ``start ..``.
     :param k: ``(positions, kv_heads, head_dim)``; :param v: ``(positions, kv_heads, value_dim)``; all from position 0.
+    :param sinks: ``(heads,)`` or None.
     :returns: ``(rows, heads * value_dim)``.
     """
     out = np.zeros((len(q), spec.heads, spec.value_dim))
@@ -75,6 +90,48 @@ def attention(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], start: int, spe
             scores = spec.scale * (k[first : position + 1, shared] @ q[row, head].astype(np.float64))
             if spec.softcap is not None:
                 scores = spec.softcap * np.tanh(scores / spec.softcap)
-            weights = np.exp(scores - scores.max())
-            out[row, head] = weights @ v[first : position + 1, shared] / weights.sum()
+            rest = -np.inf if sinks is None else float(sinks[head])
+            highest = max(scores.max(), rest)
+            weights = np.exp(scores - highest)
+            out[row, head] = weights @ v[first : position + 1, shared] / (weights.sum() + np.exp(rest - highest))
     return out.reshape(len(q), -1)
+
+
+def l2_norm(x: NDArray[Any], width: int, eps: float) -> Doubles:
+    groups = np.asarray(x, np.float64).reshape(-1, width)
+    return np.asarray(groups / np.sqrt((groups**2).sum(axis=1, keepdims=True) + eps)).reshape(x.shape)
+
+
+def route(logits: Doubles, router: Router, correction: NDArray[Any] | None) -> Doubles:
+    """The weight of every expert for every row, 0 for those that are not chosen: ``(rows, experts)``.
+
+    :param logits: of the router, its bias included; :param correction: its numbers.
+    """
+    out = np.zeros_like(logits)
+    for row, values in enumerate(logits):
+        exponentials = np.exp(values - values.max())
+        scores = values
+        if router.scoring == "sigmoid":
+            scores = activation("sigmoid", values)
+        elif router.scoring == "softmax":
+            scores = exponentials / exponentials.sum()
+        ranked = list(scores if correction is None else scores + correction)
+        size = len(values) // router.groups
+        if router.groups > 1:
+            best = [sum(sorted(ranked[g * size : (g + 1) * size])[-2:]) for g in range(router.groups)]
+            taking_part = sorted(range(router.groups), key=lambda g: -best[g])[: router.top_groups]
+            ranked = [score if i // size in taking_part else -np.inf for i, score in enumerate(ranked)]
+        chosen = sorted(range(len(values)), key=lambda i: -ranked[i])[: router.top]  # stable: the lower id first
+        weights = exponentials[chosen] if router.scoring == "softmax_top" else scores[chosen]
+        if router.normalise or router.scoring == "softmax_top":
+            weights = weights / weights.sum()
+        out[row, chosen] = weights * router.scale
+    return out
+
+
+def expert(gate: Doubles, up: Doubles, spec: ExpertSpec) -> Doubles:
+    """What stands between an expert's two products."""
+    if spec.activation != "swiglu_oai":
+        return activation(spec.activation, gate) * up
+    gate, up = np.minimum(gate, spec.limit), np.clip(up, -spec.limit, spec.limit)
+    return np.asarray(gate * activation("sigmoid", 1.702 * gate) * (up + 1))

@@ -56,7 +56,7 @@ def write_gguf(
 
 
 def quantise(array: NDArray[Any], kind: str) -> tuple[str, bytes, tuple[int, ...]]:
-    """Store ``array`` as F32, F16, BF16, Q8_0, Q4_0 or Q4_1.
+    """Store ``array`` as F32, F16, BF16, Q8_0, Q4_0, Q4_1 or MXFP4.
 
     Rounds to nearest with a scale that covers each block; the last dimension must be a whole number of blocks.
     """
@@ -105,6 +105,16 @@ def _q4_1(blocks: NDArray[np.float32]) -> bytes:
     return np.concatenate([_halves(scale), _halves(least), packed], axis=1).tobytes()
 
 
+def _mxfp4(blocks: NDArray[np.float32]) -> bytes:
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    power = np.floor(np.log2(np.where(largest > 0, largest, 1))).astype(np.int32) - 2  # 4 is the largest power of two
+    scaled = np.ldexp(np.abs(blocks), -power)
+    codes = np.abs(scaled[:, :, None] - values).argmin(axis=2).astype(np.uint8)
+    codes |= np.signbit(blocks).astype(np.uint8) << np.uint8(3)
+    return np.concatenate([(power + 127).astype(np.uint8), _packed(codes.astype(np.float32))], axis=1).tobytes()
+
+
 _QUANTISERS = {
     "F32": lambda blocks: blocks.astype("<f4").tobytes(),
     "F16": lambda blocks: blocks.astype("<f2").tobytes(),
@@ -112,6 +122,7 @@ _QUANTISERS = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "MXFP4": _mxfp4,
 }
 
 

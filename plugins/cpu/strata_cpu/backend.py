@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_core.compute.base import AttentionSpec, Batch, Decoder, PageStore, Rotation
+from strata_core.compute.reference import attention
 from strata_core.compute.reference.host import HostBackend
 from strata_core.errors import BackendError, OutOfMemory
 from strata_core.pool.layout import PageLayout
@@ -53,6 +54,7 @@ class CpuBackend(HostBackend):
         self._close = weakref.finalize(self, library.strata_close, self._engine)
         self._slabs = Slabs(library)
         self._held = 0
+        self._scratch = attention.Scratch()
         self._decoders: dict[int, NativeDecoder] = {}
         self.threads, self.isa = threads, isa
 
@@ -114,8 +116,18 @@ class CpuBackend(HostBackend):
         return x
 
     def attention(
-        self, step: Step, layer: tuple[int, int], q: Floats, k: Floats, v: Floats, spec: AttentionSpec
+        self,
+        step: Step,
+        layer: tuple[int, int],
+        q: Floats,
+        k: Floats,
+        v: Floats | None,
+        spec: AttentionSpec,
+        sinks: Floats | None = None,
     ) -> Floats:
+        if v is None or sinks is not None:  # not in the kernels: the reference's, on the same pages
+            pages, store = step.pages.of(layer[0], spec.window), step.stores[layer[0]]
+            return attention.attend_batch(step.batch, store, pages, layer, q, k, v, spec, sinks, self._scratch)
         struct = attention_struct(spec, layer, step.stores[layer[0]].layout)
         q, k, v = (np.ascontiguousarray(x) for x in (q, k, v))
         out = np.empty((len(q), spec.heads * spec.value_dim), np.float32)
@@ -124,6 +136,8 @@ class CpuBackend(HostBackend):
         return out
 
     def decode(self, step: Step, x: Floats, decoder: Decoder, outputs: int) -> Floats | None:
+        if any(layer.q_norm is not None or layer.k_norm is not None for layer in decoder.layers):
+            return super().decode(step, x, decoder, outputs)  # norms of heads are not in the fused kernel
         native_decoder = self._decoders.get(id(decoder))
         if native_decoder is None:  # which keeps the decoder, so that its id is not given to another one
             native_decoder = self._decoders[id(decoder)] = NativeDecoder(decoder)

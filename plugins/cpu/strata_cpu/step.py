@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from strata_core.compute.base import Batch, PageStore, Span
+from strata_core.compute.reference import attention
 from strata_core.errors import BackendError
 
 from . import library as native
@@ -27,6 +28,7 @@ class Step:
             raise BackendError("the cpu backend can only use page stores that it made")
         attended = self.stores[: len(batch.spans[0].tables)]  # behind them there may be a store of recurrent states
         self.positions = batch.positions
+        self.pages = attention.StepPages(batch, self.stores)
         self.outputs = np.ascontiguousarray(batch.outputs, np.int32)
         self._tables = [_span_tables(attended, span) for span in batch.spans]
         self._addresses = np.array(
