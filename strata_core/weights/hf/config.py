@@ -67,6 +67,10 @@ class Config:
             raise ModelFileError(f"{self.path}: key {name} is {value!r:.80}, not {_KINDS[kind]}", param=name)
         return value
 
+    def any(self, key: str) -> Any:
+        """The value of a key that may be of several kinds; None where it is absent."""
+        return self._values.get(key)
+
     @overload
     def get(self, key: str, default: K) -> K: ...
 
@@ -79,6 +83,11 @@ class Config:
         :raises ModelFileError: it is of another kind than ``kind`` (or ``default``).
         """
         return self.require(key, kind or type(default)) if key in self else default
+
+    def with_defaults(self, values: Mapping[str, Any]) -> Config:
+        """The same with ``values`` for keys that are absent."""
+        given = {key: value for key, value in self._values.items() if value is not None}
+        return Config(self.path, {**values, **given}, self._within)
 
     def part(self, key: str) -> Config:
         """The object under a key; an empty one where it is absent."""

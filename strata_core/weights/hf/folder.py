@@ -41,8 +41,12 @@ class HFFolder(Lookups):
         self._files = files
         self._stored = _all(files)
         mapping = _mapping(config)
-        self.metadata: Mapping[str, object] = MappingProxyType(_metadata(path, config, mapping))
-        self.tensors: Mapping[str, StoredTensor] = MappingProxyType(_tensors(config, mapping, self._stored))
+        tensors, keys = _tensors(config, mapping, self._stored)
+        keys = {f"{mapping.architecture}.{key}": value for key, value in {**mapping.metadata(config), **keys}.items()}
+        self.metadata: Mapping[str, object] = MappingProxyType(
+            {"general.architecture": mapping.architecture, "general.name": path.resolve().name, **keys}
+        )
+        self.tensors: Mapping[str, StoredTensor] = MappingProxyType(tensors)
 
     @classmethod
     def open(cls, path: Path) -> HFFolder:
@@ -129,17 +133,10 @@ def _mapping(config: Config) -> ModelMapping:
     return mapping
 
 
-def _metadata(path: Path, config: Config, mapping: ModelMapping) -> dict[str, object]:
-    architecture = mapping.architecture
-    keys = {f"{architecture}.{key}": value for key, value in mapping.metadata(config).items()}
-    return {
-        "general.architecture": architecture,
-        "general.name": path.resolve().name,
-        **keys,
-    }
-
-
-def _tensors(config: Config, mapping: ModelMapping, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def _tensors(
+    config: Config, mapping: ModelMapping, stored: Mapping[str, StoredTensor]
+) -> tuple[dict[str, StoredTensor], dict[str, object]]:
+    """The tensors under GGUF names, and metadata that are tensors in the folder."""
     ignored = re.compile(mapping.ignored)
     scopes: dict[int | None, dict[str, StoredTensor]] = {None: {}}
     for name, tensor in stored.items():
@@ -154,6 +151,7 @@ def _tensors(config: Config, mapping: ModelMapping, stored: Mapping[str, StoredT
     if config.get("tie_word_embeddings", False):
         scopes[None].pop("lm_head.weight", None)
     tensors: dict[str, StoredTensor] = {}
+    keys: dict[str, object] = {}
     for number in sorted(scopes, key=lambda number: -1 if number is None else number):
         scope = Scope(config, number, scopes[number])
         change, names = (mapping.change_outer, mapping.outer) if number is None else (mapping.change, mapping.layer)
@@ -161,4 +159,5 @@ def _tensors(config: Config, mapping: ModelMapping, stored: Mapping[str, StoredT
             if tensor.name in tensors:
                 raise ModelFileError(f"{config.path.parent}: tensor {tensor.name} is there twice", param=tensor.name)
             tensors[tensor.name] = tensor
-    return tensors
+        keys.update(scope.keys)
+    return tensors, keys

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypeVar
 
-from strata_core.errors import UnsupportedModel
+from strata_core.errors import ModelFileError, UnsupportedModel
 from strata_core.weights.hf.config import Config
+
+K = TypeVar("K")
 
 #: Names of rotary scaling types: there and here.
 _SCALINGS = {"linear": "linear", "yarn": "yarn", "llama3": "llama3"}
@@ -18,15 +20,37 @@ def head_dim(config: Config) -> int:
     return config.get("head_dim", 0) or config.require("hidden_size", int) // config.require("num_attention_heads", int)
 
 
-def common(config: Config, *, rotated: int | None = None) -> dict[str, object]:
+def refuse(config: Config, key: str, value: K) -> None:
+    """:raises UnsupportedModel: the key is there with another value than the only one that is computed."""
+    found = config.get(key, value)
+    if found != value:
+        raise UnsupportedModel(f"{config.path}: {key} {found!r} is not supported, only {value!r}", param=key)
+
+
+def layer_types(config: Config) -> list[str]:
+    """The kind of each layer; empty where the file does not say.
+
+    :raises ModelFileError: there are more or fewer than layers.
+    """
+    kinds: list[str] = config.get("layer_types", [])
+    layers = config.require("num_hidden_layers", int)
+    if kinds and len(kinds) != layers:
+        raise ModelFileError(f"{config.path}: layer_types has {len(kinds)} for {layers} layers", param="layer_types")
+    return kinds
+
+
+def common(
+    config: Config, *, rotated: int | None = None, share: float = 1.0, truncated: bool = True
+) -> dict[str, object]:
     """Sizes, norm and rotation of a decoder with grouped-query attention.
 
-    :param rotated: rotated elements of a head; None takes the share that the file says.
+    :param rotated: rotated elements of a head; None takes the share that the file says, or ``share`` where it does not.
+    :param truncated: see :func:`rope`.
     """
     heads = config.require("num_attention_heads", int)
     width = head_dim(config)
     if rotated is None:
-        share = rope_parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        share = rope_parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor", share))
         rotated = int(width * share)
     return {
         "block_count": config.require("num_hidden_layers", int),
@@ -39,7 +63,7 @@ def common(config: Config, *, rotated: int | None = None) -> dict[str, object]:
         "attention.value_length": width,
         "attention.layer_norm_rms_epsilon": config.require("rms_norm_eps", float),
         "rope.dimension_count": rotated,
-        **rope(config, rope_parameters(config)),
+        **rope(config, rope_parameters(config), truncated=truncated),
     }
 
 
@@ -54,12 +78,17 @@ def rope_parameters(config: Config) -> Config:
     return config.part("rope_scaling")
 
 
-def rope(config: Config, parameters: Config) -> dict[str, object]:
+def rope(
+    config: Config, parameters: Config, *, base: float = 10_000.0, truncated: bool = True
+) -> dict[str, object]:
     """Base and scaling of the rotary frequencies.
+
+    :param base: where the file has none.
+    :param truncated: whether the architecture's yarn rounds the ends of its ramp to whole pairs.
 
     :raises UnsupportedModel: a scaling type that is not known here.
     """
-    base = parameters.get("rope_theta", config.get("rope_theta", 10000.0))
+    base = parameters.get("rope_theta", config.get("rope_theta", base))
     keys: dict[str, object] = {"rope.freq_base": base}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind in _NO_SCALING:
@@ -79,6 +108,7 @@ def rope(config: Config, parameters: Config) -> dict[str, object]:
         "rope.scaling.original_context_length": original,
     }
     if kind == "yarn":
+        refuse(parameters, "truncate", truncated)
         keys |= _yarn(parameters, factor)
     if kind == "llama3":
         keys["rope.scaling.low_freq_factor"] = parameters.require("low_freq_factor", float)
@@ -91,8 +121,6 @@ def _yarn(parameters: Config, factor: float) -> dict[str, object]:
         "rope.scaling.yarn_beta_fast": parameters.get("beta_fast", 32.0),
         "rope.scaling.yarn_beta_slow": parameters.get("beta_slow", 1.0),
     }
-    if not parameters.get("truncate", True):
-        keys["rope.scaling.yarn_truncate"] = False
     # Here the magnitude is a factor on what follows from the stretching; there it may be given whole.
     whole = parameters.get("attention_factor", None, float)
     mscale, mscale_all = parameters.get("mscale", 0.0), parameters.get("mscale_all_dim", 0.0)
@@ -106,9 +134,3 @@ def _yarn(parameters: Config, factor: float) -> dict[str, object]:
 def _magnitude(factor: float, scale: float) -> float:
     return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
-
-def sliding(config: Config) -> dict[str, object]:
-    """The window of layers that attend only to what is near, where the file has such layers."""
-    window = config.get("sliding_window", 0)
-    kinds: list[Any] = config.get("layer_types", [])
-    return {"attention.sliding_window": window} if window and "sliding_attention" in kinds else {}

@@ -40,12 +40,14 @@ class Scope:
     :ivar config: of the model.
     :ivar prefix: of the GGUF names, ``blk.N.`` or nothing.
     :ivar layer: N, or None.
+    :ivar keys: what tensors say that are metadata in GGUF files, below the architecture's name.
     """
 
     def __init__(self, config: Config, layer: int | None, tensors: dict[str, StoredTensor]):
         self.config = config
         self.layer = layer
         self.prefix = "" if layer is None else f"blk.{layer}."
+        self.keys: dict[str, object] = {}
         self._tensors = tensors
 
     def __contains__(self, name: str) -> bool:
@@ -106,10 +108,15 @@ class ModelMapping:
     quantisation: str | None = None
 
 
-def one_added(scope: Scope, names: Mapping[str, str], but: Iterable[str] = ()) -> Iterable[StoredTensor]:
-    """Weights of norms that are stored as their difference from one: the names here that end with ``norm``."""
+def one_added(
+    scope: Scope, names: Mapping[str, str], *, but: Iterable[str] = (), always: bool = False
+) -> Iterable[StoredTensor]:
+    """Weights of norms that are stored as their difference from one.
+
+    :param names: there and here; those count that end with ``norm`` there, or all if ``always``.
+    """
     for there, here in names.items():
-        if there.endswith("norm") and there not in but and f"{there}.weight" in scope:
+        if (always or there.endswith("norm")) and there not in but and f"{there}.weight" in scope:
             tensor = scope.take(f"{there}.weight")
             yield computed(f"{scope.prefix}{here}.weight", tensor, lambda weight: weight + 1)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from strata_core.errors import UnsupportedModel
 from strata_core.weights.derived import bits, rearranged, renamed
 from strata_core.weights.hf.config import Config
-from strata_core.weights.hf.keys import common, feed_forward, sliding
+from strata_core.weights.hf.keys import common, feed_forward, layer_types, refuse
 from strata_core.weights.hf.mapping import LAYER, ModelMapping, Scope, stack_experts
 from strata_core.weights.tensor import StoredTensor
 
@@ -24,9 +24,9 @@ EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": 
 
 
 def _dense(config: Config) -> dict[str, object]:
-    window = sliding(config)
-    if window or config.get("use_sliding_window", False):
-        raise UnsupportedModel(f"{config.path}: sliding windows are not supported for qwen", param="sliding_window")
+    refuse(config, "use_sliding_window", False)
+    if "sliding_attention" in layer_types(config):
+        raise UnsupportedModel(f"{config.path}: layers with a sliding window are not supported", param="layer_types")
     return {**common(config), **feed_forward(config)}
 
 
