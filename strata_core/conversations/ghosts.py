@@ -29,6 +29,7 @@ class Ghost:
     tokens: np.ndarray
     addresses: tuple[bytes, ...]
     reason: str
+    states: None = None  # how much was known counts, not where it could have been resumed
 
 
 class Ghosts:

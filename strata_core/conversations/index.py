@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from strata_core.conversations.tokens import common_prefix
+from strata_core.pool.states import resumable
 
 K = TypeVar("K", bound=Hashable)
 
@@ -26,6 +27,8 @@ class Indexed(Protocol):
     def tokens(self) -> np.ndarray: ...
     @property
     def addresses(self) -> Sequence[bytes]: ...
+    @property
+    def states(self) -> Sequence[int] | None: ...
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +45,8 @@ class PrefixIndex(Generic[K]):
 
     Since an entry is listed under each of its page addresses, the prompt's addresses that have entries are a prefix of
     all its addresses, and the deepest is found by bisection. Only entries listed there can share most; they are then
-    compared token by token, so a match never rests on an address alone.
+    compared token by token, so a match never rests on an address alone. Entries with states are resumed at one of
+    these, which may be far before the end of what they share: then entries listed higher up are looked at too.
 
     Where no complete page is shared, only the :data:`RECENT` entries added last are compared: less than a page is to be
     gained, and thousands may begin alike.
@@ -79,20 +83,31 @@ class PrefixIndex(Generic[K]):
                 del self._by_address[address]
 
     def longest(self, query: Query, excluded: Collection[K] = ()) -> list[tuple[K, int]]:
-        """Entries that share most with the prompt, each with the number of tokens it shares (at least 1).
+        """Entries that share most with the prompt, each with the number of tokens it shares (at least 1), up to its
+        deepest state if it has states.
 
         They are ordered longest first, in no order among equals.
 
         :param excluded: entries to leave out.
         """
         listed = query.addresses[self._stride - 1 :: self._stride]
+        seen: set[K] = set()
+        found: list[tuple[K, int]] = []
+        least = len(query.tokens) + 1  # tokens that one of those seen shares; those that are not share less
         for depth in range(self._depth(listed), -1, -1):
             keys = self._by_address.get(listed[depth - 1], ()) if depth else self._recent()
-            shared = ((key, self._shared(key, query)) for key in keys if key not in excluded)
-            found = sorted(((key, n) for key, n in shared if n > 0), key=lambda f: -f[1])
-            if found:
-                return found
-        return []
+            for key in [key for key in keys if key not in excluded and key not in seen]:
+                seen.add(key)
+                shared = self._shared(key, query)
+                if shared:
+                    least = min(least, shared)
+                    states = self._entries[key].states
+                    # The last token of a prompt is always read.
+                    usable = shared if states is None else resumable(states, min(shared, len(query.tokens) - 1))
+                    found += [(key, usable)] if usable else []
+            if found and max(usable for _, usable in found) >= least:
+                break
+        return sorted(found, key=lambda f: -f[1])
 
     def _recent(self) -> Iterator[K]:
         return itertools.islice(reversed(self._entries), RECENT)

@@ -45,6 +45,7 @@ class Keeper:
     :param emit: takes events for observers.
     :param clock: what time it is; the system's if None.
     :param reader: runs the reading of restores; see :class:`Restorer`.
+    :param state_pool: for recurrent states; None for models without.
     :param archive: takes what is superseded or compacted; None where that is deleted.
     :ivar read_rate: prompt tokens per second as observed, set by the engine; None before it is measured.
     """
@@ -66,8 +67,10 @@ class Keeper:
         clock: Clock | None = None,
         reader: Executor | None = None,
         archive: Archive | None = None,
+        state_pool: PagePool | None = None,
     ):
         self.identity = identity
+        self.state_pool = state_pool
         self.clock = clock or Clock()
         self.pools = tuple(pools)
         self.options = options
@@ -84,13 +87,21 @@ class Keeper:
         self._ghosts = Ghosts()
         self._warned: dict[str, float] = {}
         self.parking = Parking(self.ladder, options, copies, available, self._ask, self._on_left, emit, self.clock)
-        self.restorer = Restorer(pools, options, available, self._ask, self.reclaim, self.clock, reader)
+        self.restorer = Restorer(pools, options, available, self._ask, self.reclaim, self.clock, reader, state_pool)
         self.ladder.fetch = self.restorer.fetch
 
     @property
     def discards(self) -> int:
         """Conversations that nothing could keep."""
         return self.parking.counts["discards"]
+
+    def begin(self, tenant: str) -> Live:
+        """An empty conversation."""
+        live = Live.begin(
+            self.identity, tenant, self.pools, self.openers, self.state_pool, self.options.checkpoints
+        )
+        live.created = live.used = self.clock.time()
+        return live
 
     # -- looking up ---------------------------------------------------------------------------------------------
 
@@ -142,7 +153,7 @@ class Keeper:
     def hold(self, candidate: Candidate) -> HeldPages:
         """Pages of a live conversation that a request branches off, held for the caller."""
         assert candidate.live is not None
-        pages = candidate.live.table.hold(candidate.shared)
+        pages = candidate.live.hold(candidate.shared)
         self._restored(candidate, candidate.live.conversation, 0.0)
         return pages
 
@@ -198,12 +209,16 @@ class Keeper:
         First those that background work still reads; then those of the oldest conversation in RAM, where these are in
         the same pools.
         """
-        used = sum(pool.used for pool in self.pools)
+        used = self._pages_used()
         if self.ladder.settle():
             self.poll()  # the work's pages come back with its outcomes
-            if sum(pool.used for pool in self.pools) < used:
+            if self._pages_used() < used:
                 return True
         return not self._copies and self.ladder.shed()
+
+    def _pages_used(self) -> int:
+        states = 0 if self.state_pool is None else self.state_pool.used
+        return states + sum(pool.used for pool in self.pools)
 
     def refused(self, found: Found, error: Exception) -> None:
         """Note that a stored entry could not be read."""
@@ -219,7 +234,7 @@ class Keeper:
         """Put away what leaves a slot, then release it. What nothing takes is a counted discard."""
         tokens = len(live.tokens)
         if tokens and live.keep and self.options.enabled:
-            pages = live.table.hold(tokens)
+            pages = live.hold(tokens)
             try:
                 self.parking.park(live.entry(reason), pages)
             finally:

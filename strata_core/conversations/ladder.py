@@ -62,6 +62,12 @@ def over(usage: Usage, cost: int) -> bool:
     return usage.max_entries is not None and usage.entries + 1 > usage.max_entries
 
 
+def replaces(newer: Entry, entry: Entry) -> bool:
+    """Whether ``newer``, of whose tokens those of ``entry`` are a beginning, can be resumed where ``entry`` can: it has
+    to hold the state at its deepest position. Pure."""
+    return newer.states is None or not entry.states or entry.states[-1] in newer.states
+
+
 class Ladder(Tolerance):
     """All levels, best rank first.
 
@@ -175,7 +181,7 @@ class Ladder(Tolerance):
         for level in levels:
             with self.tolerating(level):
                 for entry in victims(level.beginnings(newer), self._protected(newer)):
-                    if not entry.root:
+                    if not entry.root and replaces(newer, entry):
                         self._retire(entry, level, "superseded")
                         dropped += 1
         self.counts["superseded"] += dropped

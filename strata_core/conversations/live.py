@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
+from strata_core.conversations.checkpoints import CheckpointRules, checkpoints, root_position
 from strata_core.conversations.identity import Identity, extend_addresses
 from strata_core.conversations.tokens import TokenList
 from strata_core.pool.pool import PagePool
+from strata_core.pool.states import StateTrack
 from strata_core.pool.table import HeldPages, PageTable
 from strata_core.store.base import Entry
 
@@ -20,6 +22,7 @@ from strata_core.store.base import Entry
 class Live:
     """What a slot holds. ``tokens`` never runs ahead of the K/V: ids are appended after the step that computed them.
 
+    :ivar states: the recurrent states of its sequence, where the model has any; :ivar rules: which of them are kept.
     :ivar keep: whether it may be kept when it leaves the slot, and found by other requests.
     :ivar prompt: tokens of the prompt it was last given: what "the same prompt again" is told by.
     """
@@ -28,6 +31,8 @@ class Live:
     tenant: str
     page_tokens: int
     table: PageTable
+    states: StateTrack | None = None
+    rules: CheckpointRules = attrs.field(factory=CheckpointRules)
     conversation: str = attrs.field(factory=lambda: uuid.uuid4().hex)
     tokens: TokenList = attrs.field(factory=TokenList)
     created: float = attrs.field(factory=time.time)
@@ -37,25 +42,76 @@ class Live:
     prompt: int = 0
     openers: frozenset[int] = frozenset()
     _addresses: tuple[bytes, ...] = ()
+    _stops: frozenset[int] = frozenset()  # positions at which the state is kept when it is left
 
     @classmethod
     def begin(
-        cls, identity: Identity, tenant: str, pools: Sequence[PagePool], openers: frozenset[int] = frozenset()
+        cls,
+        identity: Identity,
+        tenant: str,
+        pools: Sequence[PagePool],
+        openers: frozenset[int] = frozenset(),
+        state_pool: PagePool | None = None,
+        rules: CheckpointRules | None = None,
     ) -> Live:
-        """An empty conversation. ``openers``: ids of the tokens that open a turn."""
-        size = pools[0].layout.page_tokens
-        return cls(identity.for_tenant(tenant), tenant, size, PageTable(pools), openers=openers)
+        """An empty conversation.
+
+        :param openers: ids of the tokens that open a turn.
+        :param state_pool: of a model with recurrent state; :param rules: which states are kept.
+        """
+        size, rules = pools[0].layout.page_tokens, rules or CheckpointRules()
+        states = None if state_pool is None else StateTrack(state_pool, rules.most)
+        return cls(
+            identity.for_tenant(tenant), tenant, size, PageTable(pools), states=states, rules=rules, openers=openers
+        )
 
     def turns(self) -> tuple[int, ...]:
         """Positions of the tokens that open a turn."""
+        return self._openers_in(self.tokens.view())
+
+    def _openers_in(self, tokens: np.ndarray) -> tuple[int, ...]:
         if not self.openers:
             return ()
-        return tuple(np.flatnonzero(np.isin(self.tokens.view(), list(self.openers))).tolist())
+        return tuple(np.flatnonzero(np.isin(tokens, list(self.openers))).tolist())
+
+    @property
+    def positions(self) -> tuple[int, ...] | None:
+        """Where it can be resumed; None for anywhere."""
+        return None if self.states is None else self.states.positions
+
+    def plan(self, prompt: np.ndarray) -> None:
+        """It is about to read the rest of ``prompt``: settle where to stop for states."""
+        if self.states is None:
+            return
+        turns, start = self._openers_in(prompt), len(self.tokens)
+        # A stored copy may end where this begins: it is replaced only by one that can be resumed there too.
+        self._stops = frozenset((start, *checkpoints(turns, start, len(prompt), self.page_tokens, self.rules)))
+        root = root_position(turns, self.page_tokens, self.rules.root)
+        if root is not None:
+            self.states.protect(root)
+
+    def until_stop(self, rows: int) -> int:
+        """How many of the next ``rows`` tokens can be computed in one step."""
+        start = len(self.tokens)
+        return min((stop - start for stop in self._stops if start < stop < start + rows), default=rows)
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """A step has computed these tokens."""
+        former = len(self.tokens)
+        self.tokens.extend(tokens)
+        if self.states is not None:
+            self.states.advance(len(self.tokens), keep=former in self._stops)
 
     def adopt(self, pages: HeldPages, tokens: np.ndarray) -> None:
         """Begin with pages that hold the K/V of ``tokens``; the caller releases its own handle."""
         self.table.adopt(pages)
         self.tokens.extend(tokens)
+        if self.states is not None and pages.states is not None:
+            self.states.adopt(pages.states, len(tokens))
+
+    def hold(self, tokens: int) -> HeldPages:
+        """A handle on the pages, and states, of the first ``tokens`` positions."""
+        return self.table.hold(tokens, None if self.states is None else self.states.hold(tokens))
 
     def addresses(self) -> tuple[bytes, ...]:
         """Addresses of its complete pages."""
@@ -76,14 +132,25 @@ class Live:
             tenant=self.tenant,
             pinned=self.pinned,
             turns=self.turns(),
+            states=self.positions,
         )
 
+    def stop(self) -> None:
+        """Computing has ended early. What was really computed stays: up to the last complete page, or, of a model with
+        recurrent state, all of it, as there is a state at its end."""
+        if self.states is None:
+            self.truncate(len(self.tokens) - len(self.tokens) % self.page_tokens)
+
     def truncate(self, tokens: int) -> None:
-        """Give up everything behind the first ``tokens`` positions."""
+        """Give up everything behind the first ``tokens`` positions, where it must be possible to resume."""
         self.tokens.truncate(tokens)
         self._addresses = self._addresses[: tokens // self.page_tokens]
         self.table.truncate(tokens)
+        if self.states is not None:
+            self.states.truncate(tokens)
 
     def release(self) -> None:
         """Give all pages back. The conversation is not used afterwards."""
         self.table.truncate(0)
+        if self.states is not None:
+            self.states.truncate(0)

@@ -11,6 +11,7 @@ from strata_core.conversations.ladder import Found
 from strata_core.conversations.live import Live
 from strata_core.conversations.resync import align
 from strata_core.conversations.tokens import common_prefix
+from strata_core.pool.states import resumable
 
 
 @attrs.frozen
@@ -31,7 +32,7 @@ class Candidate:
     :ivar shared: leading tokens taken from it.
     :ivar prompt: the ids to go on with, which differ from the request's only after a text match: then the first
         ``shared`` are the stored ones, and what follows is spelled the same as in the request.
-    :ivar rung: ``end`` (all of it), ``page`` (a part) or ``text``.
+    :ivar rung: ``end`` (all of it), ``page`` (a part), ``state`` (a part up to a state that was kept) or ``text``.
     :ivar at: first position where the sequence and the prompt differ, None where one merely ends.
     """
 
@@ -66,6 +67,8 @@ def best_live(lives: Sequence[tuple[Live, bool]], identity: bytes, prompt: np.nd
         shared = common_prefix(live.tokens.view(), prompt)
         if busy:
             shared -= shared % live.page_tokens
+        if live.positions is not None:  # the last token of a prompt is always read
+            shared = resumable(live.positions, min(shared, len(prompt) - 1))
         if shared and (best is None or (shared, live.used) > (best.shared, best.live.used)):
             best = LiveMatch(live, shared, busy)
     return best
@@ -84,13 +87,15 @@ def choose(
     The last prompt token is always read: it gives the first logits.
     """
     if found is not None and (live is None or found.shared > live.shared):
-        candidate = _candidate(found.level.name, found.entry.tokens, found.shared, prompt, spell, max_context)
+        entry = found.entry
+        candidate = _candidate(found.level.name, entry.tokens, entry.states, found.shared, prompt, spell, max_context)
         candidate = attrs.evolve(candidate, found=found)
     elif live is not None:
         # A conversation whose slot is busy offers complete pages only, so its text is not followed further.
         follow = (lambda _: None) if live.busy else spell
-        candidate = _candidate("live", live.live.tokens.view(), live.shared, prompt, follow, max_context)
-        candidate = attrs.evolve(candidate, live=live.live)
+        one = live.live
+        candidate = _candidate("live", one.tokens.view(), one.positions, live.shared, prompt, follow, max_context)
+        candidate = attrs.evolve(candidate, live=one)
     else:
         return None
     return candidate if rules.allow(candidate.shared, len(candidate.prompt)) else None
@@ -99,20 +104,25 @@ def choose(
 def _candidate(
     source: str,
     tokens: np.ndarray,
+    states: Sequence[int] | None,
     shared: int,
     prompt: np.ndarray,
     spell: Callable[[int], bytes | None],
     max_context: int,
 ) -> Candidate:
-    differs = shared < min(len(tokens), len(prompt)) and tokens[shared] != prompt[shared]
-    at = shared if differs else None
+    """:param shared: tokens that can be taken; with ``states``, those up to one of them."""
+    common = shared if states is None else common_prefix(tokens, prompt)
+    differs = common < min(len(tokens), len(prompt)) and tokens[common] != prompt[common]
+    at = common if differs else None
     if at is not None:
-        stored, same = align(tokens, prompt, shared, spell)
+        stored, same = align(tokens, prompt, common, spell)
         respelled = np.concatenate([tokens[:stored], prompt[same:]])
-        if stored > shared and same < len(prompt) and len(respelled) <= max_context:
-            return Candidate(source, stored, respelled, "text", at)
+        deepest = resumable(states, stored)
+        if deepest > shared and same < len(prompt) and len(respelled) <= max_context:
+            return Candidate(source, deepest, respelled, "text", at)
     usable = min(shared, len(prompt) - 1)
-    return Candidate(source, usable, prompt, "end" if usable == len(tokens) else "page", at)
+    part = "page" if states is None else "state"
+    return Candidate(source, usable, prompt, "end" if usable == len(tokens) else part, at)
 
 
 @attrs.frozen

@@ -6,6 +6,7 @@ import logging
 
 import attrs
 
+from strata_core.conversations.checkpoints import CheckpointRules
 from strata_core.conversations.matching import MatchRules
 
 log = logging.getLogger("strata.cache")
@@ -22,6 +23,7 @@ class KeeperOptions:
     :ivar divergence: position before which a copy that leaves a newer one's history counts as rewritten.
     :ivar weigh_restores: restore only where that is expected to be faster than reading.
     :ivar roots: most system prompts kept for their own sake on a level below RAM, None for no bound; 0 keeps none.
+    :ivar checkpoints: which states of models with recurrent state are kept.
     :ivar root_bytes: most bytes they may hold, shared ones counted in full. :ivar root_key: what they are kept under.
     """
 
@@ -36,6 +38,7 @@ class KeeperOptions:
     roots: int | None = None
     root_bytes: int = 2048 << 20
     root_key: str = ""
+    checkpoints: CheckpointRules = attrs.field(factory=CheckpointRules)
     rules: MatchRules = attrs.field(factory=MatchRules)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from strata_core.clock import Clock
+from strata_core.conversations.checkpoints import root_position
 from strata_core.conversations.compaction import rewritten_by
 from strata_core.conversations.ladder import Ladder
 from strata_core.conversations.options import KeeperOptions
@@ -128,6 +129,9 @@ class Parking:
         """
         size = self.ladder.page_tokens
         tokens = entry.turns[1] // size * size if len(entry.turns) > 1 else 0
+        if entry.states is not None:  # it ends at a state, which the first long enough turn boundary has
+            tokens = root_position(entry.turns[1:], size, self.options.checkpoints.root) or 0
+            tokens = tokens if tokens in entry.states else 0
         if self.options.roots == 0 or not tokens or entry.root:
             return
         level = self.ladder.roots or level
@@ -142,6 +146,7 @@ class Parking:
                 entry, id=uuid.uuid4().hex, conversation=address.hex(), tokens=entry.tokens[:tokens],
                 addresses=entry.addresses[: tokens // size], turns=entry.turns[:1], reason="root", root=True,
                 pinned=False, key=self.options.root_key,
+                states=None if entry.states is None else tuple(p for p in entry.states if p <= tokens),
             )  # fmt: skip
             self._add_root(root, pages, level, roots)
 

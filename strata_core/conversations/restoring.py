@@ -118,8 +118,10 @@ class Restorer:
         reclaim: Callable[[], bool],
         clock: Clock | None = None,
         reader: Executor | None = None,
+        state_pool: PagePool | None = None,
     ):
         self._pools = tuple(pools)
+        self._state_pool = state_pool
         self._options = options
         self._available = available
         self._ask = ask
@@ -133,10 +135,19 @@ class Restorer:
         """Bytes of the pages of so many positions."""
         return sum(pool.layout.pages_for(tokens) * pool.layout.nbytes for pool in self._pools)
 
+    def _states(self, entry: Entry, tokens: int) -> tuple[int, ...]:
+        """Positions of an entry's states within its first ``tokens`` tokens."""
+        return tuple(position for position in entry.states or () if position <= tokens)
+
+    def size(self, entry: Entry, tokens: int) -> int:
+        """Bytes to bring back for the first ``tokens`` positions of an entry."""
+        states = len(self._states(entry, tokens))
+        return self.nbytes(tokens) + states * (self._state_pool.layout.nbytes if self._state_pool is not None else 0)
+
     def prices(self, found: Stored, tokens: int, otherwise: int, read_rate: float | None) -> Prices:
         """What restoring ``tokens`` from a level below RAM costs against resuming ``otherwise`` tokens without it and
         reading the rest."""
-        return prices(self.nbytes(tokens), tokens - otherwise, self.rates.get(found.level.name), read_rate)
+        return prices(self.size(found.entry, tokens), tokens - otherwise, self.rates.get(found.level.name), read_rate)
 
     def refers(self, found: Stored) -> bool:
         """Whether restoring only holds pages once more, and so needs no room in the pools."""
@@ -161,7 +172,7 @@ class Restorer:
         if held is not None:
             restore.pages = held.fork(tokens)
             return restore
-        need = self.nbytes(tokens)
+        need = self.size(found.entry, tokens)
         available = self._available()
         verdict = self._ask("restore", need, available)
         while verdict.action is Action.REFUSE and available is not None and self._reclaim():
@@ -175,7 +186,7 @@ class Restorer:
                 "%s hit under the transient RAM floor (need %d MiB plus %d MiB, not %d MiB)",
                 found.level.name, need >> 20, self._options.transient_floor >> 20, self._options.parking_floor >> 20,
             )
-        restore.sink = self._sink(tokens)
+        restore.sink = self._sink(found.entry, tokens)
         if found.level.loads_aside:
             restore.reading = self._reader.submit(_read, restore)
         else:
@@ -237,16 +248,17 @@ class Restorer:
             time.sleep(0.001)
         self._reader.shutdown()
 
-    def _sink(self, tokens: int) -> PageSink:
+    def _sink(self, entry: Entry, tokens: int) -> PageSink:
+        states = None if self._state_pool is None else (self._state_pool, self._states(entry, tokens))
         while True:
             try:
-                return PageSink(self._pools, tokens)
+                return PageSink(self._pools, tokens, states)
             except OutOfMemory:
                 if not self._reclaim():
                     raise
 
     def _observe(self, restore: Restore) -> None:
-        nbytes, seconds = self.nbytes(restore.tokens), self._clock.monotonic() - restore.started
+        nbytes, seconds = self.size(restore.found.entry, restore.tokens), self._clock.monotonic() - restore.started
         if nbytes >= MEASURABLE_BYTES and seconds > 0:
             name, rate = restore.found.level.name, nbytes / seconds
             known = self.rates.get(name)

@@ -73,6 +73,7 @@ class Admission:
         request = task.request
         live = self._empty(task.handle)
         live.pinned, live.prompt = request.pin, len(request.prompt)
+        live.plan(request.prompt)
         slot.live = live
         task.reread = (*task.reread, Reread(task.cached, "damaged"))
         task.why = "damaged"
@@ -177,6 +178,7 @@ class Admission:
             task.origin = candidate.found
         live.pinned = live.pinned or request.pin
         live.prompt = len(task.prompt)
+        live.plan(task.prompt)
         slot.live = live
         self._explain(task, candidate)
         task.handle.put(Started(len(task.prompt), task.cached, candidate.source if candidate else None))
@@ -188,8 +190,7 @@ class Admission:
 
     def _empty(self, handle: RequestHandle) -> Live:
         keeper = self._keeper
-        live = Live.begin(keeper.identity, handle.request.tenant, keeper.pools, keeper.openers)
-        live.created = live.used = keeper.clock.time()
+        live = keeper.begin(handle.request.tenant)
         live.keep = handle.request.cache
         return live
 

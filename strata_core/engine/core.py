@@ -72,7 +72,8 @@ class EngineCore:
         self.waiting: deque[RequestHandle] = deque()
         self.counters = Counters()
         self._tokenizer = tokenizer
-        self._stepper = Stepper(model, [pool.store for pool in keeper.pools], keeper.reclaim)
+        pools = [*keeper.pools, *([keeper.state_pool] if keeper.state_pool is not None else [])]
+        self._stepper = Stepper(model, [pool.store for pool in pools], keeper.reclaim)
         self._admission = Admission(keeper, tokenizer, self.slots, options.max_context)
         self._emit = emit
         self._ended = ended
@@ -125,6 +126,7 @@ class EngineCore:
             task.starved = 0 if rows else task.starved + 1
             if rows:
                 done = slot.computed
+                rows = slot.live.until_stop(rows) if slot.live is not None else rows
                 parts.append(Rows(slot, task.prompt[done : done + rows], done + rows == len(task.prompt)))
         return parts
 
@@ -223,7 +225,7 @@ class EngineCore:
         self._admission.abandon(task)
         record = task.record(error.code, self._read(slot, task))
         if slot.live is not None:
-            slot.live.truncate(slot.computed - slot.computed % slot.live.page_tokens)
+            slot.live.stop()
         self._note(task, record, slot.live)
         slot.vacate(self.keeper)
         self._end(task.handle, Failed(error, record), record)

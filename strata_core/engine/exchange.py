@@ -24,6 +24,7 @@ from strata_core.errors import (
 )
 from strata_core.pool.checking import CheckingSink
 from strata_core.pool.pool import PagePool
+from strata_core.pool.states import resumable
 from strata_core.pool.table import HeldPages
 from strata_core.store import session as files
 from strata_core.store.base import Entry
@@ -121,17 +122,20 @@ def _verify(engine: Engine, found: Found) -> Verified:
     tokens = good = len(entry.tokens)
     error: str | None = None
 
-    def read(pools: tuple[PagePool, ...]) -> None:
-        sink = CheckingSink(pools, tokens)
+    def read(pools: tuple[PagePool, ...], state_pool: PagePool | None) -> None:
+        states = None if state_pool is None else (state_pool, entry.states or ())
+        sink = CheckingSink(pools, tokens, states)
         level.load(entry, tokens, sink)
         sink.complete()
 
-    pools, nbytes = engine.call(lambda core: (core.keeper.pools, level.weigh([entry])))
+    pools, states, nbytes = engine.call(
+        lambda core: (core.keeper.pools, core.keeper.state_pool, level.weigh([entry]))
+    )
     try:
         if level.loads_aside:
-            read(pools)
+            read(pools, states)
         else:
-            engine.call(lambda core: read(pools))
+            engine.call(lambda core: read(pools, states))
     except LevelError as failure:
         error, good = failure.message, failure.good_tokens if isinstance(failure, DamagedEntry) else 0
         _refused(engine, found, failure)
@@ -185,8 +189,9 @@ def _lives(core: EngineCore, conversation: str, tenant: str) -> list[tuple[Live,
         live = slot.live
         if live is not None and live.keep and live.conversation == conversation and live.tenant == tenant:
             tokens = len(live.tokens)
-            # A running request still writes the last page.
-            found.append((live, tokens - tokens % live.page_tokens if slot.task is not None else tokens))
+            if slot.task is not None:  # which still writes the last page
+                tokens = resumable(live.positions, tokens - tokens % live.page_tokens)
+            found.append((live, tokens))
     return found
 
 
@@ -204,8 +209,9 @@ def _hold_live(core: EngineCore, conversation: str, tenant: str) -> Held | None:
         tokens=entry.tokens[:tokens],
         addresses=entry.addresses[: tokens // live.page_tokens],
         turns=tuple(turn for turn in entry.turns if turn < tokens),
+        states=None if entry.states is None else tuple(p for p in entry.states if p <= tokens),
     )
-    return Held.take(core, entry, live.table.hold(tokens))
+    return Held.take(core, entry, live.hold(tokens))
 
 
 def _stored(core: EngineCore, conversation: str, tenant: str) -> list[Found]:

@@ -11,6 +11,7 @@ import attrs
 
 from strata_core.compute.base import Backend, BackendOptions
 from strata_core.compute.reference.pages import NumpyPageStore
+from strata_core.conversations.checkpoints import CheckpointRules
 from strata_core.conversations.identity import Identity
 from strata_core.conversations.keeper import Keeper
 from strata_core.conversations.matching import MatchRules
@@ -25,6 +26,7 @@ from strata_core.events import EventDispatcher
 from strata_core.memory.base import Arena
 from strata_core.models.base import Model, ModelOptions
 from strata_core.models.load import load_model
+from strata_core.pool.layout import PageLayout
 from strata_core.pool.pool import PagePool, chunk_pages_for
 from strata_core.store.base import Archive, Level, LevelContext, Store
 from strata_core.tokens.template import ChatTemplate
@@ -90,7 +92,7 @@ def _assemble(
     model = load_model(source, backend, families, _model_options(settings), lambda f: progress("loading weights", f))
     progress("planning memory", 1.0)
     kv_type = _kv_type(settings.kv, backend)
-    layouts = model.layouts(kv_type, settings.page_tokens)
+    layouts, state_layout = model.layouts(kv_type, settings.page_tokens), model.state_layout()
     available = memory.probe().available
     plan = plan_memory(
         settings,
@@ -99,12 +101,18 @@ def _assemble(
         available=available if backend.host_memory else backend.free_bytes(),
         host_available=available,
         host_memory=backend.host_memory,
+        state_bytes=0 if state_layout is None else state_layout.nbytes,
     )
     for line in plan.notes:
         log.info("%s", line)
-    pools = _pools(model, backend, arena, kv_type, settings.page_tokens, plan.device_pages, undo)
+    pools = [_pool(layout, backend, arena, plan.device_pages, undo) for layout in layouts]
+    state_pool = None if state_layout is None else _pool(state_layout, backend, arena, plan.state_pages, undo)
     identity = _identity(source, model, tokenizer, kv_type, settings.page_tokens)
-    host_pools = None if backend.host_memory else _host_pools(pools, arena, plan, undo)
+    host_pools, host_state_pool = None, None
+    if not backend.host_memory:  # for parked copies of a device's pages
+        host_pools = tuple(_host_pool(layout, arena, plan.host_pages, undo) for layout in layouts)
+        if state_layout is not None:
+            host_state_pool = _host_pool(state_layout, arena, plan.host_state_pages, undo)
     context = LevelContext(
         settings=settings,
         identity=identity,
@@ -113,6 +121,8 @@ def _assemble(
         ram_budget=plan.ram_budget,
         pools=tuple(pools),
         host_pools=host_pools,
+        state_pool=state_pool,
+        host_state_pool=host_state_pool,
     )
     stores = _stores(plugins, context) if settings.conversation_cache else []
     levels = [store for store in stores if isinstance(store, Level)]
@@ -132,6 +142,7 @@ def _assemble(
         available=lambda: memory.probe().available,
         admit=plugins.admit,
         emit=dispatcher.emit,
+        state_pool=state_pool,
         archive=next((store for store in stores if isinstance(store, Archive)), None),
     )
     core_options = CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda)
@@ -140,6 +151,7 @@ def _assemble(
         "kv": kv_type,
         "page_tokens": settings.page_tokens,
         "page_bytes": context.page_bytes,
+        "state_bytes": None if state_layout is None else state_layout.nbytes,
         "ram_budget": plan.ram_budget,
         "architecture": model.geometry.architecture,
         "identity": identity.digest.hex(),
@@ -184,25 +196,16 @@ def _kv_type(wanted: str, backend: Backend) -> str:
     return wanted
 
 
-def _pools(
-    model: Model, backend: Backend, arena: Arena, kv_type: str, page_tokens: int, pages: int, undo: _Undo
-) -> list[PagePool]:
-    pools = []
-    for layout in model.layouts(kv_type, page_tokens):
-        store = backend.page_store(layout, chunk_pages_for(layout), arena)
-        undo.actions.append(store.close)
-        pools.append(PagePool(store, pages))
-    return pools
+def _pool(layout: PageLayout, backend: Backend, arena: Arena, pages: int, undo: _Undo) -> PagePool:
+    store = backend.page_store(layout, chunk_pages_for(layout), arena)
+    undo.actions.append(store.close)
+    return PagePool(store, pages)
 
 
-def _host_pools(pools: list[PagePool], arena: Arena, plan: MemoryPlan, undo: _Undo) -> tuple[PagePool, ...]:
-    """Pools in host memory for parked copies of a device's pages, as many as the budget allows."""
-    hosts = []
-    for pool in pools:
-        store = NumpyPageStore(pool.layout, chunk_pages_for(pool.layout), arena)
-        undo.actions.append(store.close)
-        hosts.append(PagePool(store, plan.host_pages))
-    return tuple(hosts)
+def _host_pool(layout: PageLayout, arena: Arena, pages: int, undo: _Undo) -> PagePool:
+    store = NumpyPageStore(layout, chunk_pages_for(layout), arena)
+    undo.actions.append(store.close)
+    return PagePool(store, pages)
 
 
 def _identity(source: WeightSource, model: Model, tokenizer: Tokenizer, kv_type: str, page_tokens: int) -> Identity:
@@ -257,6 +260,7 @@ def _keeper_options(settings: Settings, levels: Sequence[Level], plan: MemoryPla
         weigh_restores=settings.restore_when == "auto",
         roots=(settings.system_prompt_cache_slots or None) if settings.system_prompt_cache else 0,
         root_bytes=settings.system_prompt_cache_mib << 20,
+        checkpoints=CheckpointRules(settings.prompt_cache, settings.prompt_cache_every, settings.prompt_cache_root),
         root_key=settings.system_prompt_cache_key,
         rules=MatchRules(settings.conversation_cache_similarity, settings.conversation_cache_n_min),
     )

@@ -23,6 +23,8 @@ class MemoryPlan:
     :ivar max_context: tokens of a sequence, at most.
     :ivar device_pages: pages of each of the engine's pools; parked ones included where they stay there.
     :ivar host_pages: pages for parked copies in host memory; 0 where parking refers to the engine's own pages.
+    :ivar state_pages: recurrent states in the engine's own memory; :ivar host_state_pages: in the host's, for parked
+        copies.
     :ivar ram_budget: bytes that parked conversations may hold.
     :ivar snapshots_fit: whether RAM can hold one full conversation per slot beside the parking floor.
     :ivar notes: lines for the log: the arithmetic, and what was made smaller.
@@ -31,6 +33,8 @@ class MemoryPlan:
     max_context: int
     device_pages: int
     host_pages: int
+    state_pages: int
+    host_state_pages: int
     ram_budget: int
     snapshots_fit: bool
     notes: tuple[str, ...]
@@ -44,10 +48,12 @@ def plan_memory(
     available: int | None,
     host_available: int | None,
     host_memory: bool,
+    state_bytes: int = 0,
 ) -> MemoryPlan:
     """Decide context and RAM budget.
 
     :param block_bytes: bytes of ``page_tokens`` positions in all pools.
+    :param state_bytes: bytes of a recurrent state; 0 for models without.
     :param available: bytes free where pages live, after the weights; None where unknown.
     :param host_available: bytes free in the host's memory; None where unknown.
     :param host_memory: whether pages live in the host's memory.
@@ -56,11 +62,15 @@ def plan_memory(
     """
     floor = settings.conversation_cache_min_free_mib * MIB if host_memory else 0
     usable = None if available is None else max(0, available - floor)
-    context = _context(settings, block_bytes, model_context, usable, floor)
+    # Of each slot: the states it keeps, the one at its end, and the one that a step writes next.
+    states = settings.parallel * (settings.prompt_cache + 2) if state_bytes else 0
+    room = None if usable is None else max(0, usable - states * state_bytes)
+    context = _context(settings, block_bytes, model_context, room, floor)
     slots = settings.parallel * _pages(context, settings.page_tokens)
-    live = slots * block_bytes
+    live = slots * block_bytes + states * state_bytes
+    kept = f" and {settings.prompt_cache + 2} states each" if state_bytes else ""
     notes = [
-        f"memory plan: {settings.parallel} slots x {context} tokens use at most {live // MIB} MiB; "
+        f"memory plan: {settings.parallel} slots x {context} tokens{kept} use at most {live // MIB} MiB; "
         f"{_mib(available)} available, {floor // MIB} MiB kept free"
     ]
     spare = _spare(settings, host_available, live, host_memory)
@@ -69,9 +79,10 @@ def plan_memory(
     # A page beyond the tables for each slot: the copy that is made before a shared page is written.
     own = slots + settings.parallel
     fit = spare is not None and live <= spare
+    parked_states = budget // state_bytes if state_bytes else 0
     if host_memory:
-        return MemoryPlan(context, own + parked_pages, 0, budget, fit, tuple(notes))
-    return MemoryPlan(context, own, parked_pages, budget, fit, tuple(notes))
+        return MemoryPlan(context, own + parked_pages, 0, states + parked_states, 0, budget, fit, tuple(notes))
+    return MemoryPlan(context, own, parked_pages, states, parked_states, budget, fit, tuple(notes))
 
 
 def _context(settings: Settings, block_bytes: int, model_context: int, usable: int | None, floor: int) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata_core.conversations.identity import Identity, page_addresses
-from strata_core.conversations.live import Live
 from strata_core.engine.transfer import FileSource, Held, StoredFile, Transfer, from_file
 from strata_core.errors import (
     Conflict,
@@ -118,6 +117,11 @@ def check_usable(core: EngineCore, session: Session, tenant: str) -> None:
     shape = (keeper.page_tokens, tuple(pool.layout.nbytes for pool in keeper.pools))
     if (session.page_tokens, session.page_bytes) != shape:
         raise SessionFileError("the session cannot be used: its pages have another size than its identity says")
+    pool = keeper.state_pool
+    if session.state_bytes != (pool.layout.nbytes if pool is not None else 0):
+        raise SessionFileError("the session cannot be used: its states have another size than its identity says")
+    if pool is not None and tokens not in session.states:
+        raise SessionFileError("the session cannot be used: it has no state at its end")
     if not keeper.options.enabled:
         raise InvalidRequest("the conversation cache is off: no request could resume from what is restored")
     if tokens + 1 > core.options.max_context:
@@ -157,6 +161,7 @@ def entry_of(session: Session, identity: Identity, tenant: str, reason: str) -> 
         tenant=tenant,
         pinned=session.pinned,
         turns=session.turns,
+        states=session.states or None,
     )
 
 
@@ -178,7 +183,7 @@ def _hold(core: EngineCore, slot: Slot, tenant: str) -> Held:
     live = slot.live
     if live is None or live.tenant != tenant or not len(live.tokens):
         raise InvalidRequest(f"slot {slot.id} holds no conversation to save", param="id_slot")
-    return Held.take(core, live.entry("save"), live.table.hold(len(live.tokens)))
+    return Held.take(core, live.entry("save"), live.hold(len(live.tokens)))
 
 
 def _reserve(core: EngineCore, slot: Slot, session: Session, tenant: str) -> Identity:
@@ -196,7 +201,7 @@ def _vacate(core: EngineCore, slot: Slot) -> bool:
 
 def _take(core: EngineCore, slot: Slot, pages: HeldPages, session: Session, tenant: str) -> None:
     keeper = core.keeper
-    live = Live.begin(keeper.identity, tenant, keeper.pools, keeper.openers)
+    live = keeper.begin(tenant)
     live.conversation, live.created, live.pinned = session.conversation, session.created, session.pinned
     live.used, live.prompt = keeper.clock.time(), len(session.tokens)
     live.adopt(pages, session.tokens)

@@ -63,6 +63,8 @@ class Stepper:
         while True:
             try:
                 live.table.prepare(len(live.tokens), len(part.tokens))
+                if live.states is not None:
+                    live.states.begin()
                 return True
             except OutOfMemory as error:
                 if not self._shed():
@@ -71,7 +73,7 @@ class Stepper:
 
     def _forward(self, parts: Sequence[Rows]) -> StrataError | None:
         try:
-            logits = self._model.forward(_batch(parts), self._stores)
+            logits = self._model.forward(_batch(parts, self._model.lookback), self._stores)
             if not np.isfinite(logits.max(axis=-1)).all():
                 raise BackendError("the model's output is not a number")
         except Exception as error:
@@ -82,12 +84,12 @@ class Stepper:
         wanted = iter(logits)
         for part in parts:
             assert part.slot.live is not None
-            part.slot.live.tokens.extend(part.tokens)
+            part.slot.live.extend(part.tokens)
             part.logits = next(wanted) if part.wanted else None
         return None
 
 
-def _batch(parts: Sequence[Rows]) -> Batch:
+def _batch(parts: Sequence[Rows], lookback: int) -> Batch:
     spans = []
     outputs = []
     row = 0
@@ -95,7 +97,9 @@ def _batch(parts: Sequence[Rows]) -> Batch:
         live = part.slot.live
         assert live is not None
         start, rows = len(live.tokens), len(part.tokens)
-        spans.append(Span(start, rows, live.table.arrays(start + rows)))
+        state = None if live.states is None else live.states.begin()
+        before = live.tokens.view()[start - min(start, lookback) :].copy()
+        spans.append(Span(start, rows, live.table.arrays(start + rows), state, before))
         row += rows
         if part.wanted:
             outputs.append(row - 1)

@@ -6,7 +6,7 @@ thread, from and into the pages themselves where these are in host memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from strata_core.conversations.placement import Action
 from strata_core.errors import DamagedEntry, LevelError, Overloaded, SessionFileError, StorageError
+from strata_core.pool.pool import PagePool
 from strata_core.pool.sink import PageSink
 from strata_core.pool.table import HeldPages
 from strata_core.store.base import Entry
@@ -61,12 +62,11 @@ class Held:
 
         :raises Overloaded: the rule for all placements refuses it, as there is no memory for copies on their way.
         """
-        columns = []
-        for pool, table in zip(pages.pools, pages.tables, strict=True):
-            found = (pool.store.host_view(page) for page in table)
-            columns.append([view for view in found if view is not None])
-        in_memory = all(len(column) == len(table) for column, table in zip(columns, pages.tables, strict=True))
-        views: list[Block] | None = list(zip(*columns, strict=True)) if in_memory else None
+        columns = [_views(pool, table) for pool, table in zip(pages.pools, pages.tables, strict=True)]
+        states = [] if pages.states is None else _views(pages.states.pool, pages.states.pages)
+        views: list[Block] | None = None
+        if all(column is not None for column in (*columns, states)):
+            views = [*zip(*columns, strict=True), *((state,) for state in states or ())]
         parking = core.keeper.parking
         verdict = parking.ask("save", 0 if views is not None else STAGING_BYTES, parking.available())
         if verdict.action is Action.REFUSE:
@@ -85,6 +85,10 @@ class Held:
             rows = [np.empty((count, nbytes), np.uint8) for nbytes in self.session.page_bytes]
             engine.call(partial(self._download, first, rows))
             yield from zip(*rows, strict=True)
+        for number in range(len(self.session.states)):
+            state = np.empty((1, self.session.state_bytes), np.uint8)
+            engine.call(partial(self._download_state, number, state))
+            yield (state[0],)
 
     def _download(self, first: int, rows: list[np.ndarray], core: EngineCore) -> None:
         events = [
@@ -94,12 +98,25 @@ class Held:
         for event in events:
             event.wait()
 
+    def _download_state(self, number: int, target: np.ndarray, core: EngineCore) -> None:
+        states = self.pages.states
+        assert states is not None
+        states.pool.store.download([states.pages[number]], target).wait()
+
     def release(self, engine: Engine) -> None:
         engine.call(lambda core: self.pages.release())
 
 
+def _views(pool: PagePool, pages: Sequence[int]) -> list[np.ndarray] | None:
+    """Pages where they are in host memory; None where they are not."""
+    views = [pool.store.host_view(page) for page in pages]
+    found = [view for view in views if view is not None]
+    return found if len(found) == len(views) else None
+
+
 def session_of(core: EngineCore, entry: Entry) -> Session:
     """An entry as a session file has it."""
+    state_pool = core.keeper.state_pool
     return Session(
         conversation=entry.conversation,
         tenant=entry.tenant,
@@ -113,6 +130,8 @@ def session_of(core: EngineCore, entry: Entry) -> Session:
         pinned=entry.pinned,
         page_tokens=core.keeper.page_tokens,
         page_bytes=tuple(pool.layout.nbytes for pool in core.keeper.pools),
+        states=entry.states or (),
+        state_bytes=0 if state_pool is None else state_pool.layout.nbytes,
     )
 
 
@@ -162,6 +181,11 @@ class FileSource:
         try:
             for number in range(sink.blocks):
                 self.file.read_block(number, sink.buffers(number))
+                sink.filled(number)
+            session = self.file.session
+            for position in sink.states:
+                number = sink.state(position)
+                self.file.read_block(session.blocks + session.states.index(position), sink.buffers(number))
                 sink.filled(number)
         except SessionFileError as error:
             raise DamagedEntry(error.message) from error

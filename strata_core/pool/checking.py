@@ -15,12 +15,16 @@ from strata_core.pool.sink import STAGING_BYTES, PageSink
 class CheckingSink(PageSink):
     """Takes pages as a :class:`PageSink` does, without room in the pools. Any thread; :meth:`complete` ends it."""
 
-    def __init__(self, pools: Sequence[PagePool], tokens: int):
+    def __init__(
+        self, pools: Sequence[PagePool], tokens: int, states: tuple[PagePool, Sequence[int]] | None = None
+    ):
         self.pools = tuple(pools)
         self.tokens = tokens
         self.blocks = pools[0].layout.pages_for(tokens)
+        self.states = () if states is None else tuple(states[1])
+        self._state_pool = None if states is None else states[0]
         self._lock = threading.Lock()
-        self._missing = set(range(self.blocks))
+        self._missing = set(range(self.blocks + len(self.states)))
         self._handed: dict[int, tuple[np.ndarray, ...]] = {}
 
     @property
@@ -28,7 +32,8 @@ class CheckingSink(PageSink):
         return max(1, STAGING_BYTES // sum(pool.layout.nbytes for pool in self.pools))
 
     def buffers(self, block: int) -> tuple[np.ndarray, ...]:
-        made = tuple(np.empty(pool.layout.nbytes, np.uint8) for pool in self.pools)
+        pools = self.pools if block < self.blocks or self._state_pool is None else (self._state_pool,)
+        made = tuple(np.empty(pool.layout.nbytes, np.uint8) for pool in pools)
         with self._lock:
             return self._handed.setdefault(block, made)
 
@@ -43,4 +48,4 @@ class CheckingSink(PageSink):
     def complete(self) -> None:
         """:raises LevelError: a block was never delivered."""
         if self._missing:
-            raise LevelError(f"{len(self._missing)} of {self.blocks} blocks were not delivered")
+            raise LevelError(f"{len(self._missing)} of {self.blocks + len(self.states)} blocks were not delivered")

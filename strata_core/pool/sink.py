@@ -14,6 +14,7 @@ import numpy as np
 from strata_core.compute.base import Event
 from strata_core.errors import BackendError, LevelError
 from strata_core.pool.pool import PagePool
+from strata_core.pool.states import HeldStates
 from strata_core.pool.table import HeldPages
 
 #: Host memory that blocks on their way to a device may take.
@@ -30,13 +31,21 @@ class PageSink:
     :meth:`buffers` and :meth:`filled` may be called on another thread than the engine's; the engine then calls
     :meth:`pump` now and then, which copies what was filled to the device, and may :meth:`cancel`.
 
+    States are delivered like blocks, under the numbers that :meth:`state` gives them.
+
+    :param states: for models with recurrent state, the state pool and the positions whose states are wanted too.
     :raises OutOfMemory: the pools have no room; nothing is held.
     """
 
-    def __init__(self, pools: Sequence[PagePool], tokens: int):
+    def __init__(
+        self, pools: Sequence[PagePool], tokens: int, states: tuple[PagePool, Sequence[int]] | None = None
+    ):
         self.pools = tuple(pools)
         self.tokens = tokens
         self.blocks = pools[0].layout.pages_for(tokens)
+        self.states = () if states is None else tuple(states[1])
+        self._state_pool = None if states is None else states[0]
+        self._state_pages: list[int] = []
         self._tables: list[list[int]] = [[] for _ in pools]
         self._owner = threading.get_ident()
         self._changed = threading.Condition()
@@ -45,16 +54,29 @@ class PageSink:
         self._ready: list[int] = []  # staged and filled
         self._uploads: list[tuple[Event, np.ndarray]] = []  # under way, with the memory they read
         self._failed: BackendError | None = None
-        self._missing = set(range(self.blocks))
+        self._missing = set(range(self.blocks + len(self.states)))
         block_bytes = sum(pool.layout.nbytes for pool in pools)
         self._most_staged = max(1, STAGING_BYTES // block_bytes)
         try:
             for pool, table in zip(self.pools, self._tables, strict=True):
                 for _ in range(self.blocks):
                     table.append(pool.allocate())
+            if self._state_pool is not None:
+                for _ in self.states:
+                    self._state_pages.append(self._state_pool.allocate())
         except BaseException:
             self._release()
             raise
+
+    def state(self, position: int) -> int:
+        """The number of the block that the state at a position is, one of :attr:`states`."""
+        return self.blocks + self.states.index(position)
+
+    def _pages(self, block: int) -> list[tuple[PagePool, int]]:
+        if block < self.blocks:
+            return [(pool, table[block]) for pool, table in zip(self.pools, self._tables, strict=True)]
+        assert self._state_pool is not None
+        return [(self._state_pool, self._state_pages[block - self.blocks])]
 
     @property
     def at_once(self) -> int:
@@ -65,14 +87,14 @@ class PageSink:
         return self.blocks if direct else self._most_staged
 
     def buffers(self, block: int) -> tuple[np.ndarray, ...]:
-        """Where the bytes of a block go: one uint8 array ``(layout.nbytes,)`` per pool. The page itself where it is in
-        host memory, else a staging buffer; waits while there are too many of these.
+        """Where the bytes of a block go: one uint8 array ``(layout.nbytes,)`` per pool, or one for a state. The page
+        itself where it is in host memory, else a staging buffer; waits while there are too many of these.
 
         :raises LevelError: the restore was cancelled.
         """
         if self._cancelled:
             raise LevelError("the restore was cancelled")
-        views = [pool.store.host_view(table[block]) for pool, table in zip(self.pools, self._tables, strict=True)]
+        views = [pool.store.host_view(page) for pool, page in self._pages(block)]
         direct = [view for view in views if view is not None]
         if len(direct) == len(views):
             return tuple(direct)
@@ -86,7 +108,8 @@ class PageSink:
                 self._changed.wait()
                 if self._cancelled:
                     raise LevelError("the restore was cancelled")
-            return self._staged.setdefault(block, tuple(np.empty(p.layout.nbytes, np.uint8) for p in self.pools))
+            fresh = tuple(np.empty(pool.layout.nbytes, np.uint8) for pool, _ in self._pages(block))
+            return self._staged.setdefault(block, fresh)
 
     def filled(self, block: int) -> None:
         """The block's buffers hold its verified content."""
@@ -122,8 +145,8 @@ class PageSink:
     def put(self, block: int, sources: Sequence[np.ndarray]) -> None:
         """Take a block from host memory, which stays as it is until :meth:`finish` or :meth:`discard`. Engine thread
         only."""
-        for pool, table, source in zip(self.pools, self._tables, sources, strict=True):
-            self._uploads.append((pool.store.upload(source.reshape(1, -1), [table[block]]), source))
+        for (pool, page), source in zip(self._pages(block), sources, strict=True):
+            self._uploads.append((pool.store.upload(source.reshape(1, -1), [page]), source))
         self._missing.discard(block)
 
     def finish(self) -> HeldPages:
@@ -137,8 +160,11 @@ class PageSink:
             if self._failed is not None:
                 raise LevelError(f"pages were not copied: {self._failed}") from self._failed
             if self._missing:
-                raise LevelError(f"{len(self._missing)} of {self.blocks} blocks were not delivered")
-            return HeldPages(self.pools, self._tables, self.tokens)
+                raise LevelError(f"{len(self._missing)} of {self.blocks + len(self.states)} blocks were not delivered")
+            states = None
+            if self._state_pool is not None:
+                states = HeldStates(self._state_pool, self.states, self._state_pages)
+            return HeldPages(self.pools, self._tables, self.tokens, states)
         finally:
             self._release()
 
@@ -171,3 +197,7 @@ class PageSink:
             for page in table:
                 pool.release(page)
             table.clear()
+        for page in self._state_pages:
+            assert self._state_pool is not None
+            self._state_pool.release(page)
+        self._state_pages.clear()

@@ -11,16 +11,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from strata_core.pool.pool import PagePool
+from strata_core.pool.states import HeldStates
 
 
 class HeldPages:
     """References to the pages of positions ``0 .. tokens - 1``, one tuple of page numbers per pool.
 
     The holder calls :meth:`release` exactly once. The content does not change while it is held.
+
+    :param states: of a model with recurrent state, the states at some of these positions; passes to this handle.
     """
 
-    def __init__(self, pools: Sequence[PagePool], tables: Sequence[Sequence[int]], tokens: int):
+    def __init__(
+        self,
+        pools: Sequence[PagePool],
+        tables: Sequence[Sequence[int]],
+        tokens: int,
+        states: HeldStates | None = None,
+    ):
         self.pools = tuple(pools)
+        self.states = states
         self.tables = tuple(tuple(table) for table in tables)
         self.tokens = tokens
         for pool, table in zip(self.pools, self.tables, strict=True):
@@ -28,10 +38,13 @@ class HeldPages:
                 pool.retain(page)
 
     def fork(self, tokens: int) -> HeldPages:
-        """Another handle, on the pages of the first ``tokens`` positions."""
-        return HeldPages(self.pools, _cut(self.pools, self.tables, tokens), tokens)
+        """Another handle, on the pages of the first ``tokens`` positions and the states among them."""
+        states = None if self.states is None else self.states.fork(tokens)
+        return HeldPages(self.pools, _cut(self.pools, self.tables, tokens), tokens, states)
 
     def release(self) -> None:
+        if self.states is not None:
+            self.states.release()
         for pool, table in zip(self.pools, self.tables, strict=True):
             for page in table:
                 pool.release(page)
@@ -53,9 +66,9 @@ class PageTable:
                 pool.retain(page)
             table.extend(pages)
 
-    def hold(self, tokens: int) -> HeldPages:
-        """A handle on the pages of the first ``tokens`` positions."""
-        return HeldPages(self._pools, _cut(self._pools, self._tables, tokens), tokens)
+    def hold(self, tokens: int, states: HeldStates | None = None) -> HeldPages:
+        """A handle on the pages of the first ``tokens`` positions, and on ``states``, which pass to it."""
+        return HeldPages(self._pools, _cut(self._pools, self._tables, tokens), tokens, states)
 
     def prepare(self, start: int, rows: int) -> None:
         """Make positions ``start .. start + rows - 1`` writable: own their pages, allocate those that are missing.

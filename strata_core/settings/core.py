@@ -161,6 +161,18 @@ class Settings:
         choices=("auto", "always"),
         help="Restore from disk only where that is expected to be faster than reading the prompt again, or always.",
     )
+    prompt_cache: int = setting(
+        6,
+        section=CACHE,
+        minimum=0,
+        help="States kept per conversation beside its end, for models that can be resumed only where one was kept.",
+    )
+    prompt_cache_every: int = setting(
+        16384, section=CACHE, minimum=0, help="Tokens of a long prompt from one kept state to the next; 0 keeps none."
+    )
+    prompt_cache_root: int = setting(
+        2048, section=CACHE, minimum=0, help="Least length of a beginning (a system prompt) whose state is always kept."
+    )
     system_prompt_cache: bool = setting(
         True, section=CACHE, help="Keep system prompts on disk beyond the conversations that began with them."
     )

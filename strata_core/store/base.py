@@ -27,6 +27,7 @@ import attrs
 import numpy as np
 
 from strata_core.errors import CannotAdopt, LevelError
+from strata_core.pool.states import resumable
 
 if TYPE_CHECKING:
     from strata_core.conversations.identity import Identity
@@ -50,6 +51,8 @@ class Entry:
     :ivar pinned: never a victim of budget or age.
     :ivar turns: positions of the tokens that open a turn, ascending: where a client may come back to.
     :ivar root: whether this is the beginning of conversations (a system prompt), kept for its own sake.
+    :ivar states: of a model with recurrent state, ascending positions that a state is kept at, the end among them; None
+        for other models, whose entries can be resumed anywhere.
     :ivar key: of a root: the ``--system-prompt-cache-key`` it was kept under; it serves under the same one only.
     """
 
@@ -66,6 +69,11 @@ class Entry:
     turns: tuple[int, ...] = attrs.field(default=(), repr=False)
     root: bool = False
     key: str = ""
+    states: tuple[int, ...] | None = attrs.field(default=None, repr=False)
+
+    def resumable(self, tokens: int) -> int:
+        """The deepest position at or before ``tokens`` that it can be resumed at; 0 for none."""
+        return resumable(self.states, tokens)
 
 
 @attrs.frozen
@@ -182,7 +190,8 @@ class Level(Store):
 
     @abstractmethod
     def find(self, query: Query, excluded: Collection[str] = ()) -> list[tuple[Entry, int]]:
-        """Entries that share most with the prompt, longest first, each with how many tokens it shares (at least 1).
+        """Entries that share most with the prompt, longest first, each with how many tokens it shares (at least 1): of
+        an entry with states, how many it shares up to the deepest of them.
 
         The token ids were compared, not only addresses. Need not list shorter ones than the longest.
 
@@ -210,7 +219,7 @@ class Level(Store):
 
     @abstractmethod
     def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
-        """Fill ``sink`` with the pages of the entry's first ``tokens`` positions, verified.
+        """Fill ``sink`` with the pages of the entry's first ``tokens`` positions, and the states it asks for, verified.
 
         :raises DamagedEntry: the stored bytes are not what was put.
         :raises LevelError: they cannot be read now.
@@ -283,6 +292,7 @@ class LevelContext:
     :ivar ram_budget: bytes that parked conversations may hold in RAM, as planned from settings and memory.
     :ivar pools: the engine's own pools.
     :ivar host_pools: pools in host memory to keep copies in, or None where the engine's own are in host memory.
+    :ivar state_pool: :ivar host_state_pool: the same for recurrent states; None for models without.
     """
 
     settings: Settings
@@ -292,6 +302,8 @@ class LevelContext:
     ram_budget: int
     pools: tuple[PagePool, ...]
     host_pools: tuple[PagePool, ...] | None
+    state_pool: PagePool | None = None
+    host_state_pool: PagePool | None = None
 
 
 @attrs.frozen

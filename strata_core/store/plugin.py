@@ -29,4 +29,5 @@ def _create(context: LevelContext) -> Level | None:
         copies=context.host_pools is not None,
         max_bytes=context.ram_budget,
         max_entries=context.settings.conversation_cache_slots,
+        state_pool=context.host_state_pool or context.state_pool,
     )

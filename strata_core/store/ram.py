@@ -20,6 +20,7 @@ from strata_core.conversations.index import PrefixIndex, Query
 from strata_core.errors import BackendError, DamagedEntry, LevelError, OutOfMemory
 from strata_core.pool.pool import PagePool
 from strata_core.pool.sink import PageSink
+from strata_core.pool.states import HeldStates
 from strata_core.pool.table import HeldPages
 from strata_core.store.base import Entry, Level, Outcome, Usage
 
@@ -28,6 +29,8 @@ ENTRY_OVERHEAD = 4096
 
 #: One block's page numbers, one per pool.
 Block = tuple[int, ...]
+#: What equal states have in common.
+StateName = bytes | tuple[str, int]
 
 
 @attrs.define
@@ -45,13 +48,24 @@ class RamLevel(Level):
     :param pools: where entries' pages live: the engine's own pools when these are in host memory, else host pools.
     :param copies: whether ``pools`` are separate from the engine's, so that pages must be copied.
     :param max_bytes: hard bound on all that entries hold; the level refuses what would exceed it.
+    :param state_pool: the same for recurrent states; None for models without.
     """
 
     name = "ram"
     rank = 0
 
-    def __init__(self, pools: Sequence[PagePool], *, copies: bool, max_bytes: int, max_entries: int):
+    def __init__(
+        self,
+        pools: Sequence[PagePool],
+        *,
+        copies: bool,
+        max_bytes: int,
+        max_entries: int,
+        state_pool: PagePool | None = None,
+    ):
         self._pools = tuple(pools)
+        self._state_pool = state_pool
+        self._state_bytes = 0 if state_pool is None else state_pool.layout.nbytes
         self._copies = copies
         self._max_bytes = max_bytes
         self._max_entries = max_entries
@@ -60,6 +74,7 @@ class RamLevel(Level):
         self._kept: dict[str, _Kept] = {}
         self._index: PrefixIndex[str] = PrefixIndex()
         self._holders: Counter[bytes] = Counter()  # how many entries hold the page with each address
+        self._state_holders: Counter[StateName] = Counter()
 
     def entries(self) -> Collection[Entry]:
         return [kept.entry for kept in self._kept.values()]
@@ -73,11 +88,15 @@ class RamLevel(Level):
     def weigh(self, entries: Collection[Entry]) -> int:
         addresses = {address for entry in entries for address in entry.addresses}
         blocks = len(addresses) + sum(self._tail_blocks(entry) for entry in entries)
-        return blocks * self._block_bytes + sum(_ids_bytes(entry) for entry in entries)
+        states = {name for entry in entries for name in self._state_names(entry)}
+        pages = blocks * self._block_bytes + len(states) * self._state_bytes
+        return pages + sum(_ids_bytes(entry) for entry in entries)
 
     def cost(self, entry: Entry) -> int:
         new = sum(address not in self._holders for address in entry.addresses)
-        return (new + self._tail_blocks(entry)) * self._block_bytes + _ids_bytes(entry)
+        states = sum(name not in self._state_holders for name in self._state_names(entry))
+        blocks = new + self._tail_blocks(entry)
+        return blocks * self._block_bytes + states * self._state_bytes + _ids_bytes(entry)
 
     def put(self, entry: Entry, pages: HeldPages) -> Outcome:
         usage, cost = self.usage(), self.cost(entry)
@@ -87,6 +106,7 @@ class RamLevel(Level):
         self._kept[entry.id] = kept
         self._index.add(entry.id, entry)
         self._holders.update(entry.addresses)
+        self._state_holders.update(self._state_names(entry))
         self._bytes += cost
         return Outcome("stored", entry)
 
@@ -98,6 +118,11 @@ class RamLevel(Level):
             raise DamagedEntry("a page was not copied from the device when the conversation was parked")
         for number, block in zip(range(sink.blocks), _blocks(kept.pages), strict=False):
             sink.put(number, [_host(pool, page) for pool, page in zip(self._pools, block, strict=True)])
+        states = kept.pages.states
+        for position in sink.states:
+            if states is None or position not in states.positions:
+                raise LevelError(f"the entry has no state at position {position}")
+            sink.put(sink.state(position), [_host(states.pool, states.page(position))])
 
     def held(self, entry: Entry) -> HeldPages | None:
         kept = self._kept[entry.id]
@@ -111,6 +136,10 @@ class RamLevel(Level):
             self._holders[address] -= 1
             if not self._holders[address]:
                 del self._holders[address]
+        for name in self._state_names(kept.entry):
+            self._state_holders[name] -= 1
+            if not self._state_holders[name]:
+                del self._state_holders[name]
         self._bytes -= self.cost(kept.entry)  # what it would add now is what it no longer holds
         self._settle(kept)  # a copy under way still writes to pages that are about to be free
         kept.pages.release()
@@ -138,6 +167,27 @@ class RamLevel(Level):
     def _tail_blocks(self, entry: Entry) -> int:
         """1 where the entry ends within a page, which no other entry shares."""
         return self._pools[0].layout.pages_for(len(entry.tokens)) - len(entry.addresses)
+
+    def _state_names(self, entry: Entry) -> list[StateName]:
+        """What tells the entry's states apart from those of others. A state within a page is the entry's own."""
+        size = self._pools[0].layout.page_tokens
+        return [
+            (entry.id, position) if position % size else entry.addresses[position // size - 1]
+            for position in entry.states or ()
+        ]
+
+    def _state_pages(self, entry: Entry) -> dict[int, tuple[int, _Kept]]:
+        """States of the entry that are held already: position -> page and holder."""
+        size, found = self._pools[0].layout.page_tokens, {}
+        for position in entry.states or ():
+            if position % size:
+                continue
+            for key in self._index.holders(entry.addresses[position // size - 1]):
+                states = self._kept[key].pages.states
+                if states is not None and position in states.positions and not self._kept[key].damaged:
+                    found[position] = (states.page(position), self._kept[key])
+                    break
+        return found
 
     @staticmethod
     def _settle(kept: _Kept) -> None:
@@ -168,7 +218,13 @@ class RamLevel(Level):
         for number, holder in enumerate(self._holders_of(entry)):
             for table, page in zip(tables, _block(holder.pages, number), strict=True):
                 table[number] = page
-        return _Kept(entry, HeldPages(self._pools, tables, pages.tokens), [], None)
+        states = None
+        if pages.states is not None:
+            known = self._state_pages(entry)
+            own = zip(pages.states.positions, pages.states.pages, strict=True)
+            chosen = [known[position][0] if position in known else page for position, page in own]
+            states = HeldStates(pages.states.pool, pages.states.positions, chosen)
+        return _Kept(entry, HeldPages(self._pools, tables, pages.tokens, states), [], None)
 
     def _copy(self, entry: Entry, pages: HeldPages) -> _Kept:
         holders = self._holders_of(entry)
@@ -185,7 +241,7 @@ class RamLevel(Level):
                     fresh.append((pool, copy))
                     table.append(copy)
                     kept.copies.append(device.store.download([page], _host(pool, copy).reshape(1, -1)))
-            kept.pages = HeldPages(self._pools, tables, pages.tokens)
+            kept.pages = HeldPages(self._pools, tables, pages.tokens, self._copy_states(kept, pages, fresh))
             return kept
         except (BackendError, OutOfMemory) as error:
             self._settle(kept)
@@ -193,6 +249,25 @@ class RamLevel(Level):
         finally:
             for pool, page in fresh:
                 pool.release(page)  # where all went well, the handle holds it now
+
+
+    def _copy_states(
+        self, kept: _Kept, pages: HeldPages, fresh: list[tuple[PagePool, int]]
+    ) -> HeldStates | None:
+        source, pool = pages.states, self._state_pool
+        if source is None or pool is None:
+            return None
+        known, chosen = self._state_pages(kept.entry), []
+        for position, page in zip(source.positions, source.pages, strict=True):
+            if position in known:
+                copy, holder = known[position]
+                kept.copies += holder.copies  # it may still be on its way
+            else:
+                copy = pool.allocate()
+                fresh.append((pool, copy))
+                kept.copies.append(source.pool.store.download([page], _host(pool, copy).reshape(1, -1)))
+            chosen.append(copy)
+        return HeldStates(pool, source.positions, chosen)
 
 
 def _ids_bytes(entry: Entry) -> int:

@@ -28,7 +28,8 @@ from strata_core.conversations.identity import DIGEST_BYTES, Identity
 from strata_core.errors import IdentityMismatch, InsufficientStorage, NotFound, SessionFileError, StorageError
 
 MAGIC = b"STRATSES"
-VERSION = 1
+#: Of files without and with recurrent states.
+PLAIN, WITH_STATES = 1, 2
 GRAIN = 4096
 TEMPORARY = ".strata-tmp-"
 
@@ -40,8 +41,9 @@ _MEMBERS = {
     "conversation": str, "tenant": str, "parts": dict, "created": float, "used": float, "reason": str, "pinned": bool,
     "turns": list,
 }  # fmt: skip
+_STATE_MEMBERS = {"states": list, "state_bytes": int}
 
-#: The pages of one block: a uint8 array per pool.
+#: The pages of one block: a uint8 array per pool; or a state, a single one.
 Block = Sequence[np.ndarray]
 
 
@@ -58,6 +60,7 @@ class Session:
     :ivar tokens: int32 ids whose K/V the file holds, read-only.
     :ivar turns: positions of the tokens that open a turn, ascending.
     :ivar page_tokens: positions per page; :ivar page_bytes: bytes of a page of each pool.
+    :ivar states: ascending positions whose recurrent states the file holds; :ivar state_bytes: bytes of each.
     """
 
     conversation: str
@@ -72,6 +75,25 @@ class Session:
     pinned: bool
     page_tokens: int
     page_bytes: tuple[int, ...]
+    states: tuple[int, ...] = ()
+    state_bytes: int = 0
+
+    @property
+    def version(self) -> int:
+        return WITH_STATES if self.states else PLAIN
+
+    def piece(self, number: int) -> tuple[int, int]:
+        """Where, from the first block on, block number ``number`` is, and its bytes without the zeros behind it. States
+        follow the blocks and are counted on."""
+        beyond = number - self.blocks
+        if beyond < 0:
+            return number * self.stride, sum(self.page_bytes)
+        return self.blocks * self.stride + beyond * rounded(self.state_bytes), self.state_bytes
+
+    @property
+    def pieces(self) -> int:
+        """Blocks and states."""
+        return self.blocks + len(self.states)
 
     @property
     def blocks(self) -> int:
@@ -85,20 +107,21 @@ class Session:
     @property
     def data(self) -> int:
         """Where the first block is."""
-        return _data_at(len(self.page_bytes), len(self._json()), len(self.tokens), self.blocks)
+        return _data_at(len(self.page_bytes), len(self._json()), len(self.tokens), self.pieces)
 
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
-        return self.data + self.blocks * self.stride
+        return self.data + self.blocks * self.stride + len(self.states) * rounded(self.state_bytes)
 
     def header(self, digests: Sequence[bytes]) -> bytes:
         """All bytes before the data."""
         text, data, pools = self._json(), self.data, len(self.page_bytes)
-        start = _START.pack(MAGIC, VERSION, 0)
+        start = _START.pack(MAGIC, self.version, 0)
         rest = _REST.pack(
-            self.identity, self.size, data, len(text), len(self.tokens), self.page_tokens, pools, self.blocks, 0
-        )
+            self.identity, self.size, data, len(text), len(self.tokens), self.page_tokens, pools, self.blocks,
+            len(self.states),
+        )  # fmt: skip
         rest += struct.pack(f"<{pools}Q", *self.page_bytes) + text
         rest += np.ascontiguousarray(self.tokens, "<i4").tobytes() + b"".join(digests)
         rest = rest.ljust(data - _START.size - DIGEST_BYTES, b"\0")
@@ -108,6 +131,8 @@ class Session:
         about = {name: getattr(self, name) for name in _MEMBERS}
         about |= {"parts": dict(self.parts), "turns": [int(turn) for turn in self.turns]}
         about |= {"created": float(self.created), "used": float(self.used)}
+        if self.states:
+            about |= {"states": [int(position) for position in self.states], "state_bytes": self.state_bytes}
         return json.dumps(about, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
@@ -124,7 +149,7 @@ def check_identity(session: Session, identity: Identity, tenant: str) -> None:
 def write(path: Path, session: Session, blocks: Iterable[Block], *, durable: bool = True) -> int:
     """Write a session file in place of what is at ``path``, all or nothing; returns its size.
 
-    :param blocks: :attr:`Session.blocks` of them, in order.
+    :param blocks: :attr:`Session.pieces` of them, in order: blocks, then states.
     :param durable: return only when a power cut would not undo it.
     :raises InsufficientStorage: there is no space. :raises StorageError: it cannot be written.
     """
@@ -153,17 +178,18 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
 
 
 def _write_all(file: io.FileIO, session: Session, blocks: Iterable[Block]) -> None:
-    padding = bytes(session.stride - sum(session.page_bytes))
-    digests = []
+    digests: list[bytes] = []
     file.seek(session.data)
     for block in blocks:
+        _, nbytes = session.piece(len(digests))
+        padding = bytes(rounded(nbytes) - nbytes)
         digest = xxh3_128()
         for page in (*(page.data for page in block), memoryview(padding)):
             digest.update(page)
             _write(file, page)
         digests.append(digest.digest())
-    if len(digests) != session.blocks:
-        raise ValueError(f"{len(digests)} blocks were given for {session.blocks}")
+    if len(digests) != session.pieces:
+        raise ValueError(f"{len(digests)} blocks and states were given for {session.pieces}")
     file.seek(0)
     _write(file, memoryview(session.header(digests)))
 
@@ -236,15 +262,16 @@ class SessionFile:
         self.close()
 
     def read_block(self, number: int, buffers: Block) -> None:
-        """Read one block into uint8 arrays, one per pool, and verify it. What they hold after an error means nothing.
+        """Read one block (or state, counted on) into uint8 arrays, one per pool, and verify it. What they hold after an
+        error means nothing.
 
         :raises SessionFileError: the block is not what was written. :raises StorageError: it cannot be read.
         """
-        session = self.session
-        padding = np.empty(session.stride - sum(session.page_bytes), np.uint8)
+        offset, nbytes = self.session.piece(number)
+        padding = np.empty(rounded(nbytes) - nbytes, np.uint8)
         digest = xxh3_128()
         try:
-            self._file.seek(self._data + number * session.stride)
+            self._file.seek(self._data + offset)
             for buffer in (*buffers, padding):
                 self._fill(buffer.data)
                 digest.update(buffer.data)
@@ -261,6 +288,9 @@ class SessionFile:
         buffers = [np.empty(nbytes, np.uint8) for nbytes in self.session.page_bytes]
         for number in range(self.session.blocks):
             self.read_block(number, buffers)
+        state = np.empty(self.session.state_bytes, np.uint8)
+        for number in range(self.session.blocks, self.session.pieces):
+            self.read_block(number, [state])
 
     # -- the header ---------------------------------------------------------------------------------------------
 
@@ -272,39 +302,42 @@ class SessionFile:
         magic, version, flags = _START.unpack_from(head)
         if magic != MAGIC:
             raise self._damaged("it is no session file")
-        if version != VERSION:
-            raise self._damaged(f"it has version {version}, and only {VERSION} is known")
+        if version not in (PLAIN, WITH_STATES):
+            raise self._damaged(f"it has version {version}, and only {PLAIN} and {WITH_STATES} are known")
         fields = _REST.unpack_from(head, _START.size + DIGEST_BYTES)
-        identity, size, data, text_bytes, count, page_tokens, pools, blocks, zero = fields
+        identity, size, data, text_bytes, count, page_tokens, pools, blocks, states = fields
         if size != length:
             raise self._damaged(f"it has {length} bytes and should have {size}")
-        sane = count and page_tokens and pools and blocks == -(-count // page_tokens) and not flags and not zero
-        if not sane or data > length or data != _data_at(pools, text_bytes, count, blocks):
+        sane = count and page_tokens and pools and blocks == -(-count // page_tokens) and not flags
+        sane = sane and (states > 0) == (version == WITH_STATES)
+        if not sane or data > length or data != _data_at(pools, text_bytes, count, blocks + states):
             raise self._damaged("the counts in its header do not fit each other")
         header = self._take(0, data)  # not more than the file has
         if xxh3_128(header[: _START.size] + header[32:]).digest() != header[_START.size : 32]:
             raise self._damaged("the checksum of its header does not fit")
         page_bytes = struct.unpack_from(f"<{pools}Q", header, _HEAD)
-        if not all(page_bytes) or data + blocks * rounded(sum(page_bytes)) != size:
-            raise self._damaged("its size does not fit its header")
         text_at = _HEAD + 8 * pools
-        about = self._about(header[text_at : text_at + text_bytes], count)
+        about = self._about(header[text_at : text_at + text_bytes], count, states)
+        state_bytes = about.get("state_bytes", 0)
+        if not all(page_bytes) or data + blocks * rounded(sum(page_bytes)) + states * rounded(state_bytes) != size:
+            raise self._damaged("its size does not fit its header")
         tokens = np.frombuffer(header, "<i4", count, text_at + text_bytes).astype(np.int32, copy=False)
         tokens.setflags(write=False)
         first = text_at + text_bytes + 4 * count
-        digests = [header[at : at + DIGEST_BYTES] for at in range(first, first + DIGEST_BYTES * blocks, DIGEST_BYTES)]
+        digests = [header[at : at + DIGEST_BYTES] for at in _steps(first, blocks + states)]
         session = Session(
             identity=identity, tokens=tokens, page_tokens=page_tokens, page_bytes=page_bytes,
-            **(about | {"turns": tuple(about["turns"])}),
+            **(about | {"turns": tuple(about["turns"]), "states": tuple(about.get("states", ()))}),
         )  # fmt: skip
         return session, digests, data
 
-    def _about(self, text: bytes, count: int) -> dict[str, Any]:
+    def _about(self, text: bytes, count: int, states: int) -> dict[str, Any]:
+        members = _MEMBERS | (_STATE_MEMBERS if states else {})
         try:
             about = json.loads(text)
         except (ValueError, RecursionError):
             raise self._damaged("its JSON cannot be read") from None
-        if not isinstance(about, dict) or {name: type(value) for name, value in about.items()} != _MEMBERS:
+        if not isinstance(about, dict) or {name: type(value) for name, value in about.items()} != members:
             raise self._damaged("its JSON does not have the members it should have")
         if not all(isinstance(value, str) for value in about["parts"].values()):
             raise self._damaged("the parts of its identity are not all text")
@@ -312,11 +345,12 @@ class SessionFile:
             raise self._damaged("a time in it is no number")
         if not _CONVERSATION.fullmatch(about["conversation"]):
             raise self._damaged("the id of its conversation is none")
-        previous = -1
-        for turn in about["turns"]:
-            if type(turn) is not int or not previous < turn < count:
-                raise self._damaged("its turns are not ascending positions")
-            previous = turn
+        if not _ascending(about["turns"], -1, count - 1):
+            raise self._damaged("its turns are not ascending positions")
+        if states and not (_ascending(about["states"], 0, count) and len(about["states"]) == states):
+            raise self._damaged("its states are not at ascending positions, as many as its header says")
+        if states and about["state_bytes"] < 1:
+            raise self._damaged("its states have no bytes")
         return about
 
     def _take(self, offset: int, nbytes: int) -> bytes:
@@ -337,6 +371,19 @@ class SessionFile:
 
     def _unreadable(self, error: OSError) -> StorageError:
         return StorageError(f"{self._name} cannot be read: {error.strerror or error}")
+
+
+def _ascending(numbers: Sequence[Any], above: int, most: int) -> bool:
+    """Whether these are whole numbers, each greater than the one before it, beginning above one and up to another."""
+    for number in numbers:
+        if type(number) is not int or not above < number <= most:
+            return False
+        above = number
+    return True
+
+
+def _steps(first: int, count: int) -> range:
+    return range(first, first + DIGEST_BYTES * count, DIGEST_BYTES)
 
 
 def _data_at(pools: int, text: int, tokens: int, blocks: int) -> int:

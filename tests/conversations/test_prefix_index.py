@@ -23,6 +23,7 @@ class Stored:
     identity: bytes
     tokens: np.ndarray
     addresses: tuple[bytes, ...]
+    states: tuple[int, ...] | None = None
 
 
 def stored(ids: list[int], page: int, identity: Identity = IDENTITIES[0]) -> Stored:
