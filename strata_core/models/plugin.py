@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 @hookimpl
 def strata_register_families(register: Callable[[Family], None]) -> None:
     """Register every built-in family."""
-    from strata_core.models import llama
+    from strata_core.models import llama, qwen3_5, qwen3_5_moe, qwen3_next
 
-    register(llama.FAMILY)
+    for family in (llama, qwen3_next, qwen3_5, qwen3_5_moe):
+        register(family.FAMILY)

@@ -65,6 +65,29 @@ def tiny_vocabulary(size: int) -> tuple[list[str], NDArray[np.int32], list[str]]
     return tokens, types, merges
 
 
+def tokenizer_keys(
+    vocab: int,
+    *,
+    template: str | None = CHATML,
+    pre: str = "smollm",
+    add_bos: bool | None = False,
+    bos: int | None = 0,
+) -> dict[str, object]:
+    """Metadata of the tokenizer of a tiny model; see :func:`tiny_llama`. Those that are None are to be left out."""
+    tokens, types, merges = tiny_vocabulary(vocab)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.eos_token_id": CONTROL_TOKENS.index("<|im_end|>"),
+        "tokenizer.ggml.bos_token_id": bos,
+        "tokenizer.ggml.add_bos_token": add_bos,
+        "tokenizer.chat_template": template,
+    }
+
+
 def tiny_llama(
     path: str | Path,
     *,
@@ -104,7 +127,6 @@ def tiny_llama(
         ``<|im_end|>``.
     :param metadata: further entries; they replace what this function would write, and a None leaves that out.
     """
-    tokens, types, merges = tiny_vocabulary(vocab)
     keys: dict[str, object] = {
         "general.architecture": "llama",
         "general.name": f"tiny-{seed}",
@@ -118,15 +140,7 @@ def tiny_llama(
         "llama.rope.dimension_count": width // heads,
         "llama.rope.freq_base": rope_base,
         "llama.vocab_size": vocab,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.eos_token_id": CONTROL_TOKENS.index("<|im_end|>"),
-        "tokenizer.ggml.bos_token_id": bos,
-        "tokenizer.ggml.add_bos_token": add_bos,
-        "tokenizer.chat_template": template,
+        **tokenizer_keys(vocab, template=template, pre=pre, add_bos=add_bos, bos=bos),
     }
     keys |= {f"llama.rope.scaling.{name}": value for name, value in (rope_scaling or {}).items()}
     keys |= metadata or {}
