@@ -14,7 +14,19 @@ if TYPE_CHECKING:
 @hookimpl
 def strata_register_families(register: Callable[[Family], None]) -> None:
     """Register every built-in family."""
-    from strata_core.models import llama, qwen3_5, qwen3_5_moe, qwen3_next
+    from strata_core.models import (
+        deepseek_v3,
+        gemma3,
+        gpt_oss,
+        llama,
+        qwen2,
+        qwen3,
+        qwen3_5,
+        qwen3_5_moe,
+        qwen3_moe,
+        qwen3_next,
+    )
 
-    for family in (llama, qwen3_next, qwen3_5, qwen3_5_moe):
+    hybrid = qwen3_next, qwen3_5, qwen3_5_moe
+    for family in (llama, qwen2, qwen3, qwen3_moe, gemma3, gpt_oss, deepseek_v3, *hybrid):
         register(family.FAMILY)

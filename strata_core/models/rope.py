@@ -8,7 +8,7 @@ nearly right answers plausibly and wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
@@ -37,6 +37,7 @@ _APPLIED = {
     "scaling.attn_factor",
     "scaling.yarn_beta_fast",
     "scaling.yarn_beta_slow",
+    "scaling.yarn_truncate",
     "scaling.low_freq_factor",
     "scaling.high_freq_factor",
 }
@@ -58,6 +59,7 @@ class RopeScaling:
     :ivar attention_factor: further factor on rotated elements.
     :ivar beta_fast: yarn leaves pairs that turn at least this often in the original context as they are ...
     :ivar beta_slow: ... and stretches those that turn at most this often.
+    :ivar truncate: the bounds of yarn's ramp between the two are rounded outwards to whole pairs.
     :ivar low_factor: llama3 stretches wavelengths above ``original_context / low_factor`` ...
     :ivar high_factor: ... and leaves those below ``original_context / high_factor``.
     """
@@ -70,6 +72,7 @@ class RopeScaling:
     beta_slow: float = 1.0
     low_factor: float = 1.0
     high_factor: float = 4.0
+    truncate: bool = True
 
 
 @attrs.frozen
@@ -93,6 +96,11 @@ def plain(rotated: int, base: float) -> Frequencies:
     return base ** (-np.arange(0, rotated, 2, dtype=np.float64) / rotated)
 
 
+def plain_rotation(rotated: int, base: float, *, interleaved: bool) -> Rotation:
+    """A rotation without scaling."""
+    return Rotation(plain(rotated, base).astype(np.float32), interleaved)
+
+
 def scaled(frequencies: Frequencies, base: float, scaling: RopeScaling) -> Frequencies:
     """The frequencies after scaling of any kind."""
     if scaling.kind == "linear":
@@ -111,8 +119,10 @@ def yarn(frequencies: Frequencies, base: float, scaling: RopeScaling) -> Frequen
     def pair_that_turns(times: float) -> float:
         return rotated * math.log(scaling.original_context / (times * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
-    high = min(math.ceil(pair_that_turns(scaling.beta_slow)), rotated - 1)
+    low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotated - 1)
     ramp = np.clip((np.arange(len(frequencies)) - low) / max(high - low, 0.001), 0, 1)
     stretched: Frequencies = frequencies / scaling.factor * ramp + frequencies * (1 - ramp)
     return stretched
@@ -132,16 +142,27 @@ def magnitude(scaling: RopeScaling) -> float:
     return scaling.attention_factor * grown
 
 
-def read_rope(source: WeightSource, architecture: str, *, head_dim: int, context: int, options: ModelOptions) -> Rope:
+def read_rope(
+    source: WeightSource,
+    architecture: str,
+    *,
+    head_dim: int,
+    context: int,
+    options: ModelOptions,
+    applied: Collection[str] = (),
+    yarn_truncate: bool = True,
+) -> Rope:
     """What the file and the user's overrides say.
 
     :param context: the file's context length, which is the original one where no other is given.
+    :param applied: keys below ``rope.`` that the caller reads itself.
+    :param yarn_truncate: what holds where the file does not say; see :attr:`RopeScaling.truncate`.
     :raises UnsupportedModel: a scaling type or key that is not known here.
     :raises ModelFileError: values that make no sense, or a missing one.
     :raises SettingsError: overrides that contradict each other.
     """
     prefix = f"{architecture}.rope."
-    _refuse_unknown(source, prefix)
+    _refuse_unknown(source, prefix, applied)
     rotated = source.key(prefix + "dimension_count", head_dim)
     if rotated % 2 or not 0 < rotated <= head_dim:
         raise ModelFileError(
@@ -161,10 +182,12 @@ def read_rope(source: WeightSource, architecture: str, *, head_dim: int, context
         factors = source.require(FACTORS_TENSOR, (rotated // 2,)).dequantise()
         if not (factors > 0).all():
             raise ModelFileError(f"{source.path}: tensor {FACTORS_TENSOR} has divisors <= 0", param=FACTORS_TENSOR)
-    return Rope(rotated, base, _read_scaling(source, prefix, context, options), factors)
+    return Rope(rotated, base, _read_scaling(source, prefix, context, options, yarn_truncate), factors)
 
 
-def _read_scaling(source: WeightSource, prefix: str, context: int, options: ModelOptions) -> RopeScaling:
+def _read_scaling(
+    source: WeightSource, prefix: str, context: int, options: ModelOptions, yarn_truncate: bool
+) -> RopeScaling:
     kind = source.key(prefix + "scaling.type", None, str)
     factor = source.key(prefix + "scaling.factor", None, float) or source.key(prefix + "scale_linear", None, float)
     if kind is None:  # files from before there were types mean linear scaling
@@ -189,6 +212,7 @@ def _read_scaling(source: WeightSource, prefix: str, context: int, options: Mode
         beta_slow=source.key(prefix + "scaling.yarn_beta_slow", 1.0),
         low_factor=source.key(prefix + "scaling.low_freq_factor", 1.0),
         high_factor=source.key(prefix + "scaling.high_freq_factor", 4.0),
+        truncate=source.key(prefix + "scaling.yarn_truncate", yarn_truncate),
     )
     _check(source, prefix, scaling)
     return scaling
@@ -224,11 +248,13 @@ def _check(source: WeightSource, prefix: str, scaling: RopeScaling) -> None:
         raise ModelFileError(f"{source.path}: {key} {wrong[1]}", param=key)
 
 
-def _refuse_unknown(source: WeightSource, prefix: str) -> None:
+def _refuse_unknown(source: WeightSource, prefix: str, applied: Collection[str]) -> None:
     for key, value in source.metadata.items():
         if not key.startswith(prefix):
             continue
         name = key[len(prefix) :]
-        if name in _APPLIED or name in _INFORMATIVE or np.array_equal(np.asarray(value), _NEUTRAL.get(name, 0)):
+        if name in _APPLIED or name in applied or name in _INFORMATIVE:
             continue
+        if np.array_equal(np.asarray(value), _NEUTRAL.get(name, 0)):
+            continue  # it asks for nothing
         raise UnsupportedModel(f"{source.path}: {key} = {value} is not supported", param=key)
