@@ -20,6 +20,12 @@ def _byte_letters() -> dict[int, str]:
 _BYTES = {letter: bytes([byte]) for byte, letter in _byte_letters().items()}
 
 
+def letters_to_bytes(text: str) -> bytes:
+    """The bytes that the letters of byte-level BPE stand for."""
+    # A letter outside the alphabet means that the token was added as plain text.
+    return b"".join(_BYTES.get(letter) or letter.encode() for letter in text)
+
+
 class ByteLevelBPE:
     """Encodes text that has no special tokens in it.
 
@@ -29,6 +35,8 @@ class ByteLevelBPE:
 
     :raises UnsupportedModel: unknown pre-tokeniser.
     """
+
+    finds_user_defined = False
 
     def __init__(self, vocabulary: Vocabulary):
         rule = pre_tokenizer(vocabulary.pre)
@@ -43,13 +51,12 @@ class ByteLevelBPE:
         self._backend = Tokenizer(models.BPE(words, merges, ignore_merges=rule.ignore_merges))
         self._backend.pre_tokenizer = rule.build()
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text."""
+    def encode(self, texts: Sequence[str], *, begins: bool) -> list[list[int]]:
+        """Token ids of each text, the same wherever it stands."""
         return [found.ids for found in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def token_bytes(self, token: int) -> bytes:
         text = self._vocabulary.tokens[token]
         if self._vocabulary.types[token] not in (TokenType.NORMAL, TokenType.UNUSED):
             return text.encode()
-        # A letter outside the alphabet means that the token was added as plain text.
-        return b"".join(_BYTES.get(letter) or letter.encode() for letter in text)
+        return letters_to_bytes(text)

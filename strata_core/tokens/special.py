@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from tokenizers import AddedToken, Tokenizer, models
 
@@ -18,15 +19,19 @@ class SpecialSplitter:
     The matching is the added-token matcher of ``tokenizers`` (an automaton, one pass whatever the number of texts).
 
     :param ids: text -> id, no empty text.
+    :param matching: of texts that do not match just anywhere: whether space before (``lstrip``) or after (``rstrip``)
+        belongs to the match, and whether it is only found between words (``single_word``).
     """
 
-    def __init__(self, ids: Mapping[str, int]):
+    def __init__(self, ids: Mapping[str, int], matching: Mapping[str, Mapping[str, bool]] = MappingProxyType({})):
         self._matcher: Tokenizer | None = None
         if not ids:
             return
         self._outside = max(ids.values()) + 1
         self._matcher = Tokenizer(models.WordLevel({**ids, _OUTSIDE: self._outside}, unk_token=_OUTSIDE))
-        self._matcher.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in ids])
+        self._matcher.add_special_tokens(
+            [AddedToken(text, normalized=False, special=True, **matching.get(text, {})) for text in ids]
+        )
 
     def split(self, text: str) -> list[str | int]:
         """The text in pieces: strings for what lies between, ids for what was found; no empty strings."""

@@ -24,6 +24,8 @@ class SentencePieceBPE:
     :raises ModelFileError: a byte token has no ``<0xNN>`` text, or there is neither a byte nor an unknown token.
     """
 
+    finds_user_defined = False
+
     def __init__(self, vocabulary: Vocabulary):
         self.adds_bos = True
         self.space_prefix = vocabulary.add_space_prefix is not False
@@ -49,7 +51,7 @@ class SentencePieceBPE:
             )
         )
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], *, begins: bool) -> list[list[int]]:
         """Token ids of each text; each is taken as the begin of a text or what follows a special token."""
         prefix = _SPACE if self.space_prefix else ""
         escaped = [prefix + text.replace(" ", _SPACE) for text in texts]

@@ -1,4 +1,4 @@
-"""Text to token ids and back, from the metadata of a GGUF file."""
+"""Text to token ids and back, from the metadata of a model."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ import numpy as np
 
 from strata_core.errors import InvalidRequest
 from strata_core.tokens.bpe import ByteLevelBPE
+from strata_core.tokens.hf import JsonBPE
 from strata_core.tokens.special import SpecialSplitter, check_unicode
 from strata_core.tokens.spm import SentencePieceBPE
 from strata_core.tokens.standins import ControlTexts
-from strata_core.tokens.vocabulary import END_OF_TURN, TokenType, Vocabulary
+from strata_core.tokens.vocabulary import END_OF_TURN, HUGGINGFACE, TokenType, Vocabulary
 
 _FINGERPRINT_VERSION = b"strata tokenizer 1"
 
 
 class _Kind(Protocol):
-    """What differs between byte-level BPE and SentencePiece."""
+    """What differs between byte-level BPE, SentencePiece and rules from a ``tokenizer.json``.
+
+    ``finds_user_defined``: ``encode`` finds user-defined tokens by itself.
+    """
 
     adds_bos: bool
     space_prefix: bool
+    finds_user_defined: bool
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode(self, texts: Sequence[str], *, begins: bool) -> list[list[int]]: ...
 
     def token_bytes(self, token: int) -> bytes: ...
 
@@ -50,12 +55,14 @@ class Tokenizer:
         :raises ModelFileError: the vocabulary cannot encode text.
         """
         self._vocabulary = vocabulary
-        self._kind: _Kind = ByteLevelBPE(vocabulary) if vocabulary.model == "gpt2" else SentencePieceBPE(vocabulary)
+        self._kind = _kind(vocabulary)
         user_defined = vocabulary.of_type(TokenType.USER_DEFINED)
         self._control = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
         self._hidden = frozenset(self._control.values())
-        self._plain_splitter = SpecialSplitter(user_defined)
-        self._splitter = SpecialSplitter({**user_defined, **self._control}) if self._control else self._plain_splitter
+        matching = self._kind.matching if isinstance(self._kind, JsonBPE) else {}
+        self._finder = SpecialSplitter({**user_defined, **self._control}, matching)
+        self._plain_splitter = SpecialSplitter({} if self._kind.finds_user_defined else user_defined)
+        self._splitter = SpecialSplitter(self._control, matching) if self._kind.finds_user_defined else self._finder
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         self.end_ids = _end_ids(vocabulary)
@@ -67,7 +74,7 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object]) -> Tokenizer:
-        """The tokenizer that a GGUF file's metadata describe.
+        """The tokenizer that a model's metadata describe.
 
         :raises UnsupportedModel: a kind of tokenizer, or a pre-tokeniser, that is not known.
         :raises ModelFileError: missing or malformed metadata; names the key.
@@ -165,10 +172,11 @@ class Tokenizer:
 
     def special_ids(self, text: str) -> list[int]:
         """The control and user-defined tokens in a text, in their order."""
-        return [piece for piece in self._splitter.split(text) if isinstance(piece, int)]
+        return [piece for piece in self._finder.split(text) if isinstance(piece, int)]
 
     def _assemble(self, pieces: Sequence[str | int]) -> list[int]:
-        encoded = iter(self._kind.encode([piece for piece in pieces if isinstance(piece, str)]))
+        texts = [piece for piece in pieces if isinstance(piece, str)]
+        encoded = iter(self._kind.encode(texts, begins=bool(pieces) and isinstance(pieces[0], str)))
         ids: list[int] = []
         for piece in pieces:
             if isinstance(piece, str):
@@ -187,8 +195,15 @@ class Tokenizer:
         return self._fingerprint
 
 
+def _kind(vocabulary: Vocabulary) -> _Kind:
+    if vocabulary.model == HUGGINGFACE:
+        return JsonBPE(vocabulary)
+    return ByteLevelBPE(vocabulary) if vocabulary.model == "gpt2" else SentencePieceBPE(vocabulary)
+
+
 def _end_ids(vocabulary: Vocabulary) -> frozenset[int]:
     named = {i for i in (vocabulary.eos_id, vocabulary.eot_id, vocabulary.eom_id) if i is not None}
+    named |= vocabulary.further_end_ids
     known = {text: vocabulary.ids[text] for text in END_OF_TURN if text in vocabulary.ids}
     if "<|return|>" in known and "<|call|>" in known and vocabulary.ids.get("<|end|>") not in named:
         known.pop("<|end|>", None)  # in this dialect it ends one message of several in a reply
@@ -209,4 +224,6 @@ def _fingerprint(vocabulary: Vocabulary, adds_bos: bool, space_prefix: bool) -> 
         add(np.array([len(text) for text in joined], "<u4").tobytes(), b"".join(joined))
     add(bytes(vocabulary.types))
     add(b"" if vocabulary.scores is None else vocabulary.scores.astype("<f4").tobytes())
+    if vocabulary.definition:
+        add(vocabulary.definition.encode())
     return digest.digest()

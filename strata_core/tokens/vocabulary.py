@@ -15,6 +15,9 @@ import numpy as np
 from strata_core.errors import ModelFileError, UnsupportedModel
 
 PREFIX = "tokenizer.ggml."
+#: Value of ``tokenizer.ggml.model`` where the rules are those of a ``tokenizer.json``, and the key that holds its text.
+HUGGINGFACE = "huggingface"
+DEFINITION = "tokenizer.huggingface.json"
 
 #: Texts of tokens that end a turn. Such a token is control whatever type its file gives it (converters forget it; as a
 #: user-defined token anybody could end a turn by writing the text into a message), as llama.cpp also has it.
@@ -53,14 +56,16 @@ class TokenType(enum.IntEnum):
 class Vocabulary:
     """The tokens of a model and how it wants them used.
 
-    :ivar model: ``gpt2`` (byte-level BPE) or ``llama`` (SentencePiece BPE).
-    :ivar pre: name of the pre-tokeniser; empty for ``llama``.
+    :ivar model: ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece BPE) or ``huggingface`` (a ``tokenizer.json``).
+    :ivar pre: name of the pre-tokeniser; empty but for ``gpt2``.
     :ivar tokens: text of each token as stored: byte-level letters or ``▁`` for spaces in normal tokens.
     :ivar types: type of each token.
     :ivar scores: float32 (n,); None where the file has none.
-    :ivar merges: pairs in the order of their rank; empty for ``llama``.
+    :ivar merges: pairs in the order of their rank; empty but for ``gpt2``.
     :ivar ids: id of each non-empty token text.
     :ivar add_bos: what the file says, or None.
+    :ivar further_end_ids: tokens that end a reply beside those with a role.
+    :ivar definition: text of the ``tokenizer.json``; empty but for ``huggingface``.
     """
 
     model: str
@@ -78,6 +83,8 @@ class Vocabulary:
     add_bos: bool | None
     add_eos: bool
     add_space_prefix: bool | None
+    further_end_ids: frozenset[int] = frozenset()
+    definition: str = ""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object]) -> Vocabulary:
@@ -89,9 +96,10 @@ class Vocabulary:
         """
         keys = _Keys(metadata)
         model = keys.text("model")
-        if model not in ("gpt2", "llama"):
+        if model not in ("gpt2", "llama", HUGGINGFACE):
             raise UnsupportedModel(
-                f"{PREFIX}model is {model!r}; supported are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)",
+                f"{PREFIX}model is {model!r}; supported are 'gpt2' (byte-level BPE), 'llama' (SentencePiece) and "
+                f"{HUGGINGFACE!r} (the tokenizer.json of a folder)",
                 param=PREFIX + "model",
             )
         tokens = keys.texts("tokens")
@@ -112,6 +120,8 @@ class Vocabulary:
             add_bos=keys.flag("add_bos_token"),
             add_eos=keys.flag("add_eos_token") or False,
             add_space_prefix=keys.flag("add_space_prefix"),
+            further_end_ids=keys.token_ids("eog_token_ids", len(tokens)),
+            definition=keys.definition() if model == HUGGINGFACE else "",
         )
 
     def of_type(self, *types: TokenType) -> dict[str, int]:
@@ -179,6 +189,19 @@ class _Keys:
         if not 0 <= value < count:
             raise self._fail(name, f"is {value}, but there are {count} tokens")
         return int(value)
+
+    def token_ids(self, name: str, count: int) -> frozenset[int]:
+        value = [] if self._metadata.get(PREFIX + name) is None else self._array(name)
+        ids = frozenset(number for number in value or () if isinstance(number, int))
+        if len(ids) != len(frozenset(value or ())) or not all(0 <= number < count for number in ids):
+            raise self._fail(name, f"is not an array of ids of {count} tokens")
+        return ids
+
+    def definition(self) -> str:
+        value = self._metadata.get(DEFINITION)
+        if not isinstance(value, str):
+            raise ModelFileError(f"{DEFINITION} is missing", param=DEFINITION)
+        return value
 
     def _array(self, name: str) -> Sequence[object] | None:
         value = self._metadata.get(PREFIX + name)

@@ -12,6 +12,7 @@ from strata_core.errors import ModelFileError, NotFound, UnsupportedModel
 from strata_core.weights.hf.config import Config, read_json
 from strata_core.weights.hf.mapping import ModelMapping, Scope, rename
 from strata_core.weights.hf.table import MAPPINGS
+from strata_core.weights.hf.tokenizer import tokenizer_metadata
 from strata_core.weights.safetensors import SafetensorsFile
 from strata_core.weights.source import Lookups, fingerprint
 from strata_core.weights.tensor import StoredTensor
@@ -44,7 +45,12 @@ class HFFolder(Lookups):
         tensors, keys = _tensors(config, mapping, self._stored)
         keys = {f"{mapping.architecture}.{key}": value for key, value in {**mapping.metadata(config), **keys}.items()}
         self.metadata: Mapping[str, object] = MappingProxyType(
-            {"general.architecture": mapping.architecture, "general.name": path.resolve().name, **keys}
+            {
+                "general.architecture": mapping.architecture,
+                "general.name": path.resolve().name,
+                **keys,
+                **tokenizer_metadata(path, config),
+            }
         )
         self.tensors: Mapping[str, StoredTensor] = MappingProxyType(tensors)
 
