@@ -28,7 +28,9 @@ MAGIC = b"STRATSEG"
 _START = struct.Struct("<8sII")
 _REST = struct.Struct("<16s16s16sQIIIIQQQQ")
 _PARTIAL = 1
-#: Blocks are written in runs of about this size; each run is hashed right after, while some of it is in cache.
+#: Blocks are written in runs of about this size; each run is hashed right after, while some of it is in cache. Hashing
+#: on a second thread meanwhile was measured, on two cores, to be faster at a load of 3 (90-110 % of the rate of writing
+#: alone, from 70-85 %), slower at a load of 7 (65 %, from 95 %), and to take a tenth more of the processor.
 RUN_BYTES = 512 << 10
 
 
