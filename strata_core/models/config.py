@@ -45,7 +45,7 @@ class DecoderConfig:
     ) -> DecoderConfig:
         """
         :param rope_keys: keys below ``rope.`` that the family applies itself.
-        :param yarn_truncate: whether yarn's bounds are rounded to whole pairs where the file does not say.
+        :param yarn_truncate: whether the architecture's yarn rounds its bounds to whole pairs.
         :raises ModelFileError: a key is missing or impossible.
         :raises UnsupportedModel: a rotation that is not known.
         """

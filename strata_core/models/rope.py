@@ -37,7 +37,6 @@ _APPLIED = {
     "scaling.attn_factor",
     "scaling.yarn_beta_fast",
     "scaling.yarn_beta_slow",
-    "scaling.yarn_truncate",
     "scaling.low_freq_factor",
     "scaling.high_freq_factor",
 }
@@ -156,7 +155,7 @@ def read_rope(
 
     :param context: the file's context length, which is the original one where no other is given.
     :param applied: keys below ``rope.`` that the caller reads itself.
-    :param yarn_truncate: what holds where the file does not say; see :attr:`RopeScaling.truncate`.
+    :param yarn_truncate: see :attr:`RopeScaling.truncate`; it goes with the architecture.
     :raises UnsupportedModel: a scaling type or key that is not known here.
     :raises ModelFileError: values that make no sense, or a missing one.
     :raises SettingsError: overrides that contradict each other.
@@ -212,7 +211,7 @@ def _read_scaling(
         beta_slow=source.key(prefix + "scaling.yarn_beta_slow", 1.0),
         low_factor=source.key(prefix + "scaling.low_freq_factor", 1.0),
         high_factor=source.key(prefix + "scaling.high_freq_factor", 4.0),
-        truncate=source.key(prefix + "scaling.yarn_truncate", yarn_truncate),
+        truncate=yarn_truncate,
     )
     _check(source, prefix, scaling)
     return scaling
