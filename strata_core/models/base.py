@@ -22,11 +22,15 @@ class ModelOptions:
     :ivar rope_scaling: ``none``, ``linear`` or ``yarn``.
     :ivar rope_freq_base: base of the rotary frequencies.
     :ivar rope_scale: factor by which the context is stretched (linear, yarn).
+    :ivar ple_io: how rows of a per-layer embedding table are read, one of :data:`strata_core.weights.rows.WAYS`.
+    :ivar ple_cache_bytes: most bytes of such rows to keep with ``direct``.
     """
 
     rope_scaling: str | None = None
     rope_freq_base: float | None = None
     rope_scale: float | None = None
+    ple_io: str = "mmap"
+    ple_cache_bytes: int = 256 << 20
 
 
 @attrs.frozen
@@ -61,6 +65,13 @@ class Model(ABC):
     @abstractmethod
     def identity(self) -> Mapping[str, str | int | float]:
         """Everything beside weights and tokenizer that changes K/V: geometry, rope with overrides, norms' epsilon."""
+
+    def counters(self) -> Mapping[str, int]:
+        """What the model counts beside its arithmetic, by name; nothing by default. Read by the engine's thread."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 - most models hold nothing but what the backend holds
+        """Give back files and threads. The model is not used afterwards; its backend is closed by others."""
 
     @abstractmethod
     def forward(self, batch: Batch, stores: Sequence[PageStore]) -> np.ndarray:

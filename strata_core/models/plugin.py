@@ -25,8 +25,9 @@ def strata_register_families(register: Callable[[Family], None]) -> None:
         qwen3_5_moe,
         qwen3_moe,
         qwen3_next,
+        qwen4_exp,
     )
 
-    hybrid = qwen3_next, qwen3_5, qwen3_5_moe
+    hybrid = qwen3_next, qwen3_5, qwen3_5_moe, qwen4_exp
     for family in (llama, qwen2, qwen3, qwen3_moe, gemma3, gpt_oss, deepseek_v3, *hybrid):
         register(family.FAMILY)

@@ -1,4 +1,4 @@
-"""Tiny random models with recurrent layers; like those of :mod:`strata_core.testing.tiny`, complete and reproducible."""
+"""Tiny random models with recurrent layers, complete like those of :mod:`strata_core.testing.tiny`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ Arrays = dict[str, NDArray[np.float32]]
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, ROTATED = 64, 4, 2, 16, 8
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, KERNEL = 2, 4, 16, 16, 4
 EXPERTS, TOP, FFN = 8, 2, 32
+STREAMS, RANK = 4, 32
+INDEX_HEADS, INDEX_DIM, INDEX_BLOCK = 4, 16, 4
+#: Rows of the table of n-grams for each of its heads, those of order 2 first; and their width.
+NGRAM_SIZES, NGRAM_WIDTH = (101, 103, 107, 109), 32
 
 
 def tiny_hybrid(
@@ -52,6 +56,63 @@ def tiny_hybrid(
         attends = (number + 1) % interval == 0
         block |= random.attention() if attends else random.delta_net(joint=architecture == "qwen3next")
         block |= random.dense("", FFN) if architecture == "qwen35" else random.mixture()
+        tensors |= named(number, block)
+    return write_model(path, keys | dict(metadata or {}), tensors, weights)
+
+
+def tiny_sparse(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    layers: int = 4,
+    interval: int = 2,
+    context: int = 512,
+    vocab: int = 384,
+    top_k: int = 24,
+    weights: str = "F32",
+    template: str | None = CHATML,
+    metadata: Mapping[str, object] | None = None,
+) -> Path:
+    """Write a GGUF of architecture ``qwen4exp`` with random weights: sparse attention beside gated delta nets, streams
+    mixed by hyper-connections, embeddings of n-grams in layer 0. Equal arguments give equal bytes.
+
+    :param top_k: positions that an indexer chooses; a multiple of its block of 4.
+    :param interval: at least 2; other parameters as of :func:`tiny_hybrid`.
+    """
+    random, architecture = _Random(seed), "qwen4exp"
+    offsets = np.cumsum([0, *NGRAM_SIZES]).astype(np.int64)
+    own = {
+        "hyper_connection.count": STREAMS,
+        "hyper_connection.low_rank": RANK,
+        "attention.indexer.head_count": INDEX_HEADS,
+        "attention.indexer.key_length": INDEX_DIM,
+        "attention.indexer.top_k": top_k,
+        "attention.indexer.block_size": INDEX_BLOCK,
+        "attention.indexer.local_blocks": 0,
+        "attention.compress_ratios": np.array(
+            [0 if (n + 1) % interval else INDEX_BLOCK for n in range(layers)], np.int32
+        ),
+        "ple.layers": np.array([0], np.int32),
+        "ple.ngram_size": 3,
+        "ple.heads_per_ngram": len(NGRAM_SIZES) // 2,
+        "ple.conv_kernel": KERNEL,
+        "ple.eos_token_id": 0,
+        "ple.layer_multipliers": np.array([23703573157769, 20109073645365, 8052911324071], np.int64),
+        "ple.head_vocab_sizes": np.array(NGRAM_SIZES, np.int64),
+        "ple.head_offsets": offsets[:-1],
+        "embedding_length_per_layer_input": NGRAM_WIDTH,
+    }
+    keys = _keys(architecture, seed, layers, interval, context, vocab, template) | mixture_keys(architecture)
+    keys |= {f"{architecture}.{name}": value for name, value in own.items()}
+    tensors: Arrays = {"token_embd.weight": random.matrix(vocab, WIDTH), "output.weight": random.matrix(vocab, WIDTH)}
+    tensors["per_layer_token_embd.weight"] = random.matrix(int(offsets[-1]), NGRAM_WIDTH)
+    tensors |= {f"output_{name}.weight": array for name, array in random.streams("hc", injects=False).items()}
+    for number in range(layers):
+        attends = (number + 1) % interval == 0
+        block = random.attention() | random.indexer() if attends else random.delta_net(joint=False)
+        block |= random.streams("hc_attn") | random.streams("hc_ffn") | random.mixture()
+        if number == 0:
+            block |= random.ngrams()
         tensors |= named(number, block)
     return write_model(path, keys | dict(metadata or {}), tensors, weights)
 
@@ -156,6 +217,34 @@ class _Random:
             "ssm_dt": self.uniform(-1, 1, VALUE_HEADS),
             "ssm_norm": self.norm(VALUE_DIM),
             "ssm_out": self.matrix(WIDTH, inner),
+        }
+
+    def indexer(self) -> Arrays:
+        return {
+            "indexer.q_proj": self.matrix(INDEX_HEADS * INDEX_DIM, WIDTH),
+            "indexer.k_proj": self.matrix(INDEX_DIM, WIDTH),
+            "indexer.q_norm": self.norm(INDEX_DIM),
+            "indexer.k_norm": self.norm(INDEX_DIM),
+        }
+
+    def streams(self, name: str, *, injects: bool = True) -> Arrays:
+        whole = STREAMS * WIDTH
+        block = {
+            f"{name}_norm": self.norm(whole),
+            f"{name}_down": self.matrix(RANK, whole, gain=4.0),
+            f"{name}_up": self.matrix(whole, RANK),
+        }
+        return block | ({f"{name}_inject": self.matrix(STREAMS, whole, gain=4.0)} if injects else {})
+
+    def ngrams(self) -> Arrays:
+        whole, embedded = STREAMS * WIDTH, len(NGRAM_SIZES) * NGRAM_WIDTH
+        return {
+            "ple_key": self.matrix(whole, embedded),
+            "ple_value": self.matrix(WIDTH, embedded),
+            "ple_norm_key": self.norm(whole),
+            "ple_norm_query": self.norm(whole),
+            "ple_norm_conv": self.norm(whole),
+            "ple_conv1d": self.matrix(whole, KERNEL),
         }
 
     def dense(self, suffix: str, ffn: int) -> Arrays:

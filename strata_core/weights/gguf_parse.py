@@ -6,6 +6,7 @@ import math
 import mmap
 import struct
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from strata_core.errors import ModelFileError
 from strata_core.weights.quant import BY_CODE
 from strata_core.weights.quant.base import Bytes
-from strata_core.weights.tensor import StoredTensor
+from strata_core.weights.tensor import Place, StoredTensor
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -222,4 +223,4 @@ def _tensor(
     if end > cursor.size:
         problem = f"tensor {name} ({kind.name}, shape {shape}) ends at byte {end}, but the file has {cursor.size}"
         raise cursor.error(f"{problem}; it was cut short or is damaged", name)
-    return StoredTensor(name, shape, kind.name, mapped[start:end])
+    return StoredTensor(name, shape, kind.name, mapped[start:end], Place(Path(cursor.path), start))

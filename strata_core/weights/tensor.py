@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import attrs
 
@@ -15,6 +16,14 @@ RowReader = Callable[[int, int], Bytes]
 
 
 @attrs.frozen
+class Place:
+    """Where a tensor's bytes are, all in one piece: a file, and the offset of the first of them."""
+
+    path: Path
+    offset: int
+
+
+@attrs.frozen
 class StoredTensor:
     """A tensor that stays in its file, quantised as stored, until someone asks for numbers.
 
@@ -23,12 +32,14 @@ class StoredTensor:
     :param type: a key of :data:`strata_core.weights.quant.TYPES`, such as ``Q4_1``.
     :param content: ``(nbytes,)`` uint8, a read-only view of the mapped file, which keeps the mapping alive; or what
         makes the bytes of some rows anew each time they are asked for (:mod:`strata_core.weights.derived`).
+    :param place: where the bytes can be read past the mapping; None where they do not lie in one piece, or nobody says.
     """
 
     name: str
     shape: tuple[int, ...]
     type: str
     _content: Bytes | RowReader = attrs.field(repr=False, eq=False, hash=False)
+    place: Place | None = attrs.field(default=None, repr=False, eq=False, hash=False)
 
     @property
     def data(self) -> Bytes:
