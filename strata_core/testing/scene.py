@@ -38,6 +38,10 @@ LAYOUTS: dict[str, tuple[PageLayout, ...]] = {
 }
 
 
+#: Recurrent state of two layers.
+STATES = PageLayout.state([("conv", 1, 24), ("delta", 2, 16)])
+
+
 def numpy_store(layout: PageLayout) -> PageStore:
     """A page store in ordinary host memory, in chunks of 8 pages."""
     return NumpyPageStore(layout, 8, PortableArena("off"))
@@ -49,10 +53,12 @@ class Scene:
 
     :ivar pools: the engine's pools.
     :ivar identity: what its K/V are compatible with.
+    :ivar state_pool: of the engine, for a model with recurrent state.
     """
 
     pools: tuple[PagePool, ...]
     identity: Identity
+    state_pool: PagePool | None = None
     _numbers: count[int] = attrs.field(factory=count)
 
     @classmethod
@@ -61,10 +67,12 @@ class Scene:
         layouts: Sequence[PageLayout],
         make_store: Callable[[PageLayout], PageStore] = numpy_store,
         max_pages: int = 1 << 16,
+        states: PageLayout | None = None,
     ) -> Scene:
         """A scene with empty pools of the given layouts."""
         pools = tuple(PagePool(make_store(layout), max_pages) for layout in layouts)
-        return cls(pools, Identity.of({"weights": "scene"}))
+        state_pool = None if states is None else PagePool(make_store(states), max_pages)
+        return cls(pools, Identity.of({"weights": "scene"}), state_pool)
 
     @property
     def page_tokens(self) -> int:
@@ -78,7 +86,7 @@ class Scene:
     @property
     def used(self) -> int:
         """Pages held by anyone, over all pools."""
-        return sum(pool.used for pool in self.pools)
+        return sum(pool.used for pool in (*self.pools, *([self.state_pool] if self.state_pool is not None else [])))
 
     def query(self, tokens: Sequence[int] | np.ndarray, identity: Identity | None = None) -> Query:
         """A prompt to look up."""
@@ -109,11 +117,24 @@ class Scene:
             for name in names
         ]
 
+    def state(self, entry: Entry, position: int) -> np.ndarray:
+        """What the state of an entry at a position holds: uint8 ``(layout.nbytes,)``."""
+        assert self.state_pool is not None
+        name = entry.identity + entry.tokens[:position].tobytes()
+        return np.frombuffer(blake3(name).digest(length=self.state_pool.layout.nbytes), np.uint8)
+
+    def sink(self, entry: Entry, tokens: int) -> PageSink:
+        """Room for the first positions of an entry, and for its states among them."""
+        states = [position for position in entry.states or () if position <= tokens]
+        return PageSink(self.pools, tokens, None if self.state_pool is None else (self.state_pool, states))
+
     def pages(self, entry: Entry) -> HeldPages:
         """Fresh pages with the entry's contents, held for the caller."""
-        sink = PageSink(self.pools, len(entry.tokens))
+        sink = self.sink(entry, len(entry.tokens))
         for number, block in enumerate(self.blocks(entry)):
             sink.put(number, block)
+        for position in sink.states:
+            sink.put(sink.state(position), [self.state(entry, position)])
         return sink.finish()
 
     def put(self, level: Level, tokens: Sequence[int] | np.ndarray, **fields: object) -> Entry:
@@ -137,6 +158,12 @@ class Scene:
 
     def holds(self, pages: HeldPages, entry: Entry) -> bool:
         """Whether pages have the contents of the entry's blocks, from the first on."""
+        if pages.states is not None:
+            for position, page in zip(pages.states.positions, pages.states.pages, strict=True):
+                row = np.empty((1, pages.states.pool.layout.nbytes), np.uint8)
+                pages.states.pool.store.download([page], row).wait()
+                if not np.array_equal(row[0], self.state(entry, position)):
+                    return False
         expected = self.blocks(entry)[: len(pages.tables[0])]
         found = self.read(pages)
         return len(found) == len(expected) and all(
@@ -147,7 +174,7 @@ class Scene:
 
     def restore(self, level: Level, entry: Entry, tokens: int) -> HeldPages:
         """Load the first ``tokens`` positions of an entry into fresh pages, held for the caller."""
-        sink = PageSink(self.pools, tokens)
+        sink = self.sink(entry, tokens)
         try:
             level.load(entry, tokens, sink)
         except BaseException:

@@ -16,6 +16,7 @@ from strata_core.events import Event
 from strata_core.plugins import Plugins
 from strata_core.settings.core import Settings
 from strata_core.testing.tiny import tiny_llama
+from strata_core.testing.tiny_hybrid import tiny_hybrid
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     tiny_llama(path, seed=7, layers=2, width=64, heads=4, kv_heads=2, context=512)
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny_hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny-hybrid.gguf"
+    return tiny_hybrid(path, seed=7, layers=3, interval=2, architecture="qwen35")
 
 
 @pytest.fixture(scope="session")

@@ -69,14 +69,19 @@ class Driver:
         return sum(pool.used for pool in self.core.keeper.pools)
 
     @property
+    def states(self) -> int:
+        pool = self.core.keeper.state_pool
+        return 0 if pool is None else pool.used
+
+    @property
     def ram(self) -> Any:
         return self.core.keeper.ladder.levels[0]
 
     def close(self) -> None:
         self.core.close()
-        used = self.pages
+        used = self.pages, self.states
         self.parts.close()
-        assert used == 0, f"{used} pages were never given back"
+        assert used == (0, 0), f"{used} pages and states were never given back"
 
 
 def ended(handle: RequestHandle) -> Finished | Failed | None:

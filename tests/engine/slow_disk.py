@@ -99,6 +99,10 @@ class SlowDisk(Level):
             for buffer, data in zip(sink.buffers(number), blocks[number], strict=True):
                 buffer[:] = data
             sink.filled(number)
+        for position in sink.states:
+            number = sink.state(position)
+            sink.buffers(number)[0][:] = blocks[-1 - entry.states[::-1].index(position)][0]
+            sink.filled(number)
 
     def remove(self, entry: Entry) -> None:
         stored = self._stored.pop(entry.id)
@@ -163,6 +167,11 @@ class SlowDisk(Level):
                 pool.store.download([page], data).wait()
                 block.append(data[0])
             blocks.append(tuple(block))
+        if stored.pages.states is not None:  # behind the blocks
+            for page in stored.pages.states.pages:
+                data = np.empty((1, stored.pages.states.pool.layout.nbytes), np.uint8)
+                stored.pages.states.pool.store.download([page], data).wait()
+                blocks.append((data[0],))
         return blocks
 
 

@@ -118,12 +118,18 @@ class Histories(RuleBasedStateMachine):
         self.cold.close()
 
 
-def test_any_history(driver: Any, backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    machine = type("Machine", (Histories,), {"make": staticmethod(driver.undriven)})
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_any_history(driver: Any, backend: str, kind: str, tiny_hybrid_model: Path) -> None:
+    def make(**overrides: Any) -> Driver:
+        own = dict(model=str(tiny_hybrid_model), prompt_cache_every=24) if kind == "hybrid" else {}
+        return driver.undriven(**(own | overrides))  # type: ignore[no-any-return]
+
+    machine = type("Machine", (Histories,), {"make": staticmethod(make)})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=15 if backend == "numpy" else 6, stateful_step_count=25, deadline=None, derandomize=True,
+            max_examples={("numpy", "dense"): 15, ("numpy", "hybrid"): 5, ("shadow", "dense"): 6}.get((backend, kind), 2),
+            stateful_step_count=25, deadline=None, derandomize=True,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip

@@ -73,6 +73,7 @@ def copy_verified(files: Files, path: Path, fd: int, piece: Piece, entry: Entry,
     try:
         header = segment.read(files, source)
         segment.expect(header, piece, entry.identity, entry.tokens[piece.start : piece.stop], shape)
+        shape = shape.of(piece)
         head = bytearray(header.data)
         files.read(source, [head], 0)
         pools = len(shape.page_bytes)

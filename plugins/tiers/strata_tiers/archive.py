@@ -77,7 +77,7 @@ class DiskArchive(Archive):
         )
         self._keeping: list[_KeepJob] = []
         self._tasks: list[TaskJob] = []
-        self._block_bytes = shape.block_bytes
+        self._shape = shape
         workshop.members.append(self)
         self._submit(self._shelf.open)
 
@@ -90,7 +90,8 @@ class DiskArchive(Archive):
             held = source.held(entry)
             if held is not None:
                 offer = Offer(kept, pages=source_of(held))
-                weight = self._block_bytes * len(held.tables[0])
+                weight = self._shape.block_bytes * len(held.tables[0])
+                weight += self._shape.state_bytes * len(entry.states or ())
             elif isinstance(source, DiskLevel) and source.writer is self._writer:
                 offer = Offer(kept, files=source.files_of(entry))
             else:

@@ -6,7 +6,7 @@ files that a server deletes meanwhile can then be reported as missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from strata_core.errors import LevelError, NotFound
 from strata_tiers import manifest, segment
 from strata_tiers.directory import Directory, Scan
 from strata_tiers.files import Files
-from strata_tiers.layout import BadFile, Piece, UnknownVersion, manifest_name
+from strata_tiers.layout import BadFile, Piece, UnknownVersion, manifest_name, sound
 from strata_tiers.manifest import Manifest
 from strata_tiers.newfile import NewFile, Progress, no_progress
 from strata_tiers.reader import Read, Reader
@@ -175,7 +175,7 @@ class _Check:
         report.clutter += [Problem(path, "a temporary file") for path in scan.leftovers]
         report.clutter += [Problem(path, "no manifest names it") for path in scan.unclaimed]
         pairs = [(found, piece) for found in scan.manifests for piece in found.pieces]
-        pairs += [(found, piece) for found, count in scan.cut for piece in found.pieces[:count]]
+        pairs += [(found, piece) for found, pieces in scan.cut for piece in pieces]
         done, total = 0, sum(piece.size for _, piece in pairs)
         for found, piece in pairs:
             if piece.name not in self._verified:
@@ -198,13 +198,10 @@ class _Check:
     def repair(self) -> None:
         """Act on what was found: manifests first, so that none names what has gone."""
         report, directory, files = self.report, self._directory, self._files
-        limits = {id(found): len(found.pieces) for found in self._scan.manifests}
-        limits |= {id(found): count for found, count in self._scan.cut}
-        for entry in (*self._scan.manifests, *(found for found, _ in self._scan.cut)):
-            names = [piece.name for piece in entry.pieces[: limits[id(entry)]]]
-            count = next((number for number, name in enumerate(names) if name in self._bad), len(names))
-            if count < len(entry.pieces):
-                self._cut(entry, count)
+        for found, there in (*((found, found.pieces) for found in self._scan.manifests), *self._scan.cut):
+            left = sound(there, self._bad)
+            if len(left) < len(found.pieces):
+                self._cut(found, left)
         files.sync_folder(directory.conversations)
         for number, problem in enumerate(report.damaged):
             if problem.path.parent == directory.segments or problem.path in self._scan.unusable:
@@ -216,12 +213,11 @@ class _Check:
         report.nbytes = directory.charge()
         report.quarantined = len(directory.scan(None).quarantined)
 
-    def _cut(self, found: Manifest, count: int) -> None:
-        """Write a manifest again that names only its first segments, or none at all."""
+    def _cut(self, found: Manifest, pieces: Sequence[Piece]) -> None:
+        """Write a manifest again that names only these segments and states, or none at all."""
         path = self._directory.conversations / manifest_name(found.entry.id)
         done = "the conversation is gone"
-        if count:
-            pieces = found.pieces[:count]
+        if pieces:
             entry = shortened(found.entry, pieces, found.page_tokens)
             data = manifest.encode(entry, found.parts, pieces, found.page_tokens)
             with NewFile(self._files, path, len(data)) as fd:

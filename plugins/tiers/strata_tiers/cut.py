@@ -50,7 +50,7 @@ def cut(start: int, stop: int, turns: Iterable[int], shape: Shape, limits: Limit
 def plan(
     entry: Entry, shape: Shape, limits: Limits, known: Callable[[bytes], Iterable[Piece]]
 ) -> Sequence[Piece]:
-    """The segments of an entry: those that exist as far as they go, then new ones.
+    """The segments of an entry: those that exist as far as they go, then new ones; then its states.
 
     :param known: existing segments whose parent address is the given one.
     """
@@ -59,7 +59,8 @@ def plan(
     while True:
         longest = None
         for piece in known(address):
-            fits = not piece.owner and piece.start == at and piece.stop // page <= len(entry.addresses)
+            whole = not piece.owner and not piece.state
+            fits = whole and piece.start == at and piece.stop // page <= len(entry.addresses)
             if fits and piece.address == entry.addresses[piece.stop // page - 1]:
                 longest = piece if longest is None or piece.count > longest.count else longest
         if longest is None:
@@ -67,11 +68,21 @@ def plan(
         pieces.append(longest)
         at, address = longest.stop, longest.address
     for first, stop in pairwise([at, *cut(at, len(entry.tokens), entry.turns, shape, limits)]):
-        whole = stop % page == 0
-        end = entry.addresses[stop // page - 1] if whole else _partial(entry, first, stop, address, page)
+        whole, end = stop % page == 0, _end(entry, stop, page)
         count = stop - first
         pieces.append(Piece(address, end, first, count, shape.segment_bytes(count), "" if whole else entry.id))
         address = end
+    return pieces + states(entry, shape)
+
+
+def states(entry: Entry, shape: Shape) -> list[Piece]:
+    """The states of an entry, ascending. One at a page boundary is named after what it is the state of, and shared."""
+    pieces = []
+    for position in entry.states or ():
+        address = _end(entry, position, shape.page_tokens)
+        owner = entry.id if position % shape.page_tokens else ""
+        size = Shape(1, (shape.state_bytes,)).segment_bytes(1)
+        pieces.append(Piece(address, address, position - 1, 1, size, owner, state=True))
     return pieces
 
 
@@ -79,9 +90,8 @@ def _steps(at: int, stop: int, most: int) -> list[int]:
     return [*range(at + most, stop, most), stop]
 
 
-def _partial(entry: Entry, first: int, stop: int, parent: bytes, page: int) -> bytes:
-    """Address of the incomplete page that ends at ``stop``."""
+def _end(entry: Entry, stop: int, page: int) -> bytes:
+    """Address of what ends at a position, at the end of a page or within one."""
     begin = stop - stop % page
-    if begin > first:
-        parent = entry.addresses[begin // page - 1]
-    return next_address(parent, entry.tokens[begin:stop])
+    parent = entry.addresses[begin // page - 1] if begin else entry.identity
+    return parent if begin == stop else next_address(parent, entry.tokens[begin:stop])

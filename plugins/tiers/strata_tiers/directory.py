@@ -20,11 +20,13 @@ from strata_tiers.layout import (
     LOCK,
     TEMPORARY,
     BadFile,
+    Piece,
     UnknownVersion,
     charge,
     is_segment_name,
     manifest_id,
     manifest_name,
+    sound,
 )
 from strata_tiers.manifest import Manifest, parse
 
@@ -59,7 +61,7 @@ class Scan:
     :ivar manifests: of this identity, sound, with all segments there in the right size.
     :ivar stale: manifests that cannot be used as they are - damaged, or with segments missing or cut short - by path
         with the reason.
-    :ivar cut: those of them that are sound, with the number of segments that are there, at least 1.
+    :ivar cut: those of them that are sound, with the segments and states of theirs that can be used.
     :ivar unusable: those of which nothing can be used, with their charge.
     :ivar orphans: segments that no manifest names; :ivar leftovers: temporary files; :ivar quarantined: damaged ones;
     :ivar strangers: everything else; each path with its charge.
@@ -67,7 +69,7 @@ class Scan:
     """
 
     manifests: list[Manifest] = attrs.field(factory=list)
-    cut: list[tuple[Manifest, int]] = attrs.field(factory=list)
+    cut: list[tuple[Manifest, tuple[Piece, ...]]] = attrs.field(factory=list)
     stale: dict[Path, str] = attrs.field(factory=dict)
     unusable: dict[Path, int] = attrs.field(factory=dict)
     foreign: list[Foreign] = attrs.field(factory=list)
@@ -213,18 +215,21 @@ class Directory:
                 why = "identity differs: " + (", ".join(identity.differing(manifest.parts)) or "tenant")
                 found.foreign.append(Foreign(Path(text), why, manifest))
                 return names
-        for number, piece in enumerate(manifest.pieces):
+        bad = []
+        for piece in manifest.pieces:
             there = sizes.get(piece.name)
             if there is None or not there.regular or there.length != piece.size:
-                path = Path(text)
-                found.stale[path] = f"segment {piece.name} is {'missing' if there is None else 'not as it was written'}"
-                if number:
-                    found.cut.append((manifest, number))
-                else:
-                    found.unusable[path] = cost
-                return names[:number]
-        found.manifests.append(manifest)
-        return names
+                bad.append(piece.name)
+        if not bad:
+            found.manifests.append(manifest)
+            return names
+        path, left = Path(text), sound(manifest.pieces, bad)
+        found.stale[path] = f"{bad[0]} is {'not as it was written' if bad[0] in sizes else 'missing'}"
+        if left:
+            found.cut.append((manifest, left))
+        else:
+            found.unusable[path] = cost
+        return [piece.name for piece in left]
 
     def read_manifest(self, path: Path, entry_id: str) -> Manifest:
         """:raises BadFile: damaged. :raises OSError: unreadable."""

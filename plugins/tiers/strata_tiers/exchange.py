@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import attrs
 import numpy as np
 
 from strata_core.conversations.identity import Identity, page_addresses
@@ -69,13 +70,20 @@ def _session_of(found: Manifest, shape: Shape) -> Session:
     return Session(
         conversation=entry.conversation, tenant=entry.tenant, identity=entry.identity, parts=found.parts,
         tokens=entry.tokens, turns=entry.turns, created=entry.created, used=entry.used, reason=entry.reason,
-        pinned=entry.pinned, page_tokens=shape.page_tokens, page_bytes=shape.page_bytes,
+        pinned=entry.pinned, page_tokens=shape.page_tokens, page_bytes=shape.page_bytes, states=entry.states or (),
+        state_bytes=shape.state_bytes,
     )  # fmt: skip
 
 
 def _shape(files: Files, directory: Directory, found: Manifest) -> Shape:
-    """Sizes of pages, which only segments know."""
-    fd = files.open(directory.segments / found.pieces[0].name)
+    """Sizes of pages and states, which only their files know."""
+    states = [piece for piece in found.pieces if piece.state]
+    first = _shape_in(files, directory, found.pieces[0])
+    return attrs.evolve(first, state_bytes=_shape_in(files, directory, states[0]).block_bytes if states else 0)
+
+
+def _shape_in(files: Files, directory: Directory, piece: Piece) -> Shape:
+    fd = files.open(directory.segments / piece.name)
     try:
         return segment.read(files, fd).shape
     finally:
@@ -125,7 +133,7 @@ def _reading(found: Manifest) -> Iterator[None]:
 def _import(files: Files, directory: Directory, file: SessionFile, progress: Progress) -> str:
     session = file.session
     entry = _entry_of(session)
-    shape = Shape(session.page_tokens, session.page_bytes)
+    shape = Shape(session.page_tokens, session.page_bytes, session.state_bytes)
     known = _known(directory)
     pieces = plan(entry, shape, Limits(), lambda parent: known.get(parent, ()))
     there = {piece.name for pieces_of in known.values() for piece in pieces_of}
@@ -133,7 +141,8 @@ def _import(files: Files, directory: Directory, file: SessionFile, progress: Pro
     for piece in pieces:
         if piece.name not in there:
             with NewFile(files, directory.segments / piece.name, piece.size) as fd:
-                for _ in segment.write(files, fd, piece, entry, shape, partial(_block, file)):
+                read = partial(_state, file, piece.stop) if piece.state else partial(_block, file)
+                for _ in segment.write(files, fd, piece, entry, shape, read):
                     pass
         done += piece.size
         progress(done, total)
@@ -158,6 +167,13 @@ def _block(file: SessionFile, number: int) -> Block:
     return buffers
 
 
+def _state(file: SessionFile, position: int, number: int) -> Block:
+    """The state at a position; its ``number`` within its own file does not matter."""
+    state = np.empty(file.session.state_bytes, np.uint8)
+    file.read_block(file.session.blocks + file.session.states.index(position), [state])
+    return (state,)
+
+
 def _entry_of(session: Session) -> Entry:
     """The entry that a session becomes. Its digest is that of its tenant already."""
     identity = Identity(session.identity, session.parts)
@@ -165,4 +181,5 @@ def _entry_of(session: Session) -> Entry:
         id=uuid.uuid4().hex, conversation=session.conversation, identity=session.identity, tokens=session.tokens,
         addresses=page_addresses(identity, session.tokens, session.page_tokens), created=session.created,
         used=session.used, reason="import", tenant=session.tenant, pinned=session.pinned, turns=session.turns,
+        states=session.states or None,
     )  # fmt: skip

@@ -136,7 +136,9 @@ def _options(context: LevelContext, settings: DiskSettings, mib: int, *, for_roo
 
 
 def _shape(context: LevelContext) -> Shape:
-    return Shape(context.page_tokens, tuple(pool.layout.nbytes for pool in context.pools))
+    states = context.state_pool
+    pages = tuple(pool.layout.nbytes for pool in context.pools)
+    return Shape(context.page_tokens, pages, 0 if states is None else states.layout.nbytes)
 
 
 def _settings(context: LevelContext) -> DiskSettings | None:

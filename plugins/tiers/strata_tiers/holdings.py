@@ -46,7 +46,7 @@ class Part:
 class Kept:
     """An entry of this level.
 
-    :ivar charge: of its manifest.
+    :ivar parts: its segments from position 0 on, then its states. :ivar charge: of its manifest.
     :ivar job: what still writes it, None once that is done and told.
     """
 
@@ -159,8 +159,7 @@ class Holdings:
         for piece in pieces:
             part = self._parts.get(piece.name)
             if part is None:
-                part = self._parts[piece.name] = Part(piece, settled=settled)
-                self._by_parent.setdefault(piece.parent, {})[piece.name] = part
+                part = self._new(piece, settled)
             kept.parts.append(part)
             self._use(part, kept)
         self._bytes += kept.charge
@@ -177,13 +176,13 @@ class Holdings:
             self._staying -= 1
         return kept, self._let_go(kept, kept.parts)
 
-    def shorten(self, entry_id: str, entry: Entry, count: int) -> list[Part]:
-        """Keep only the first ``count`` segments of an entry, which is ``entry`` from now on; returns those that nobody
+    def shorten(self, entry_id: str, entry: Entry, parts: Sequence[Part]) -> list[Part]:
+        """Keep only these segments and states of an entry, which is ``entry`` from now on; returns those that nobody
         uses any more."""
         kept = self.kept[entry_id]
         self._unlist(kept)
-        free = self._let_go(kept, kept.parts[count:])
-        kept.parts = kept.parts[:count]
+        free = self._let_go(kept, [part for part in kept.parts if part not in parts])
+        kept.parts = list(parts)
         before, kept.charge = kept.charge, self.manifest_charge(entry, [part.piece for part in kept.parts])
         if not kept.leaving:
             self._bytes += kept.charge - before
@@ -197,8 +196,7 @@ class Holdings:
         self._let_go(kept, [old])
         fresh = self._parts.get(old.piece.name)
         if fresh is None:
-            fresh = self._parts[old.piece.name] = Part(old.piece)
-            self._by_parent.setdefault(old.piece.parent, {})[old.piece.name] = fresh
+            fresh = self._new(old.piece, settled=False)
         kept.parts[number] = fresh
         self._use(fresh, kept)
 
@@ -235,6 +233,11 @@ class Holdings:
 
     def _known(self, parent: bytes) -> Iterable[Piece]:
         return [part.piece for part in self._by_parent.get(parent, {}).values()]
+
+    def _new(self, piece: Piece, settled: bool) -> Part:
+        part = self._parts[piece.name] = Part(piece, settled=settled)
+        self._by_parent.setdefault(piece.parent, {})[piece.name] = part
+        return part
 
     def _use(self, part: Part, kept: Kept) -> None:
         part.users.add(kept.entry.id)

@@ -286,7 +286,8 @@ class StoreJob(ManifestJob):
 
     def stage(self, missing: list[Part]) -> None:
         if self.source is not None:
-            self.source.stage([number for part in missing for number in self._blocks(part)])
+            shape = self.place.shape
+            self.source.stage([number for part in missing for number in self.source.numbers(part.piece, shape)])
 
     def write_part(self, part: Part, entry: Entry) -> None:
         if self.source is None:
@@ -294,7 +295,7 @@ class StoreJob(ManifestJob):
         place, piece = self.place, part.piece
         temporary = self.begin(place.segment_path(part), piece.size, part)
         assert temporary.fd is not None
-        for _ in segment.write(place.files, temporary.fd, piece, entry, place.shape, self.source.block):
+        for _ in segment.write(place.files, temporary.fd, piece, entry, place.shape, self.source.reader(piece)):
             if self.cancelled:
                 raise GivenUp
         with place.lock:
@@ -322,7 +323,3 @@ class StoreJob(ManifestJob):
             with place.lock:
                 part.settled = settled = False
         return settled or temporary is not None
-
-    def _blocks(self, part: Part) -> range:
-        first = part.piece.start // self.place.shape.page_tokens
-        return range(first, first + self.place.shape.blocks(part.piece.count))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 import attrs
 import numpy as np
@@ -20,7 +22,7 @@ TEMPORARY = ".strata-tmp-"
 LOCK = "strata.lock"
 SEGMENT_HEAD = 136
 
-_SEGMENT = re.compile(r"strata-seg-([0-9a-f]{32})-([0-9]{1,12})(?:-([a-z0-9_-]{1,64}))?\.seg")
+_SEGMENT = re.compile(r"strata-(?:seg|state)-([0-9a-f]{32})-([0-9]{1,12})(?:-([a-z0-9_-]{1,64}))?\.seg")
 _MANIFEST = re.compile(r"strata-conv-([a-z0-9_-]{1,64})\.meta")
 _ID = re.compile(r"[a-z0-9_-]{1,64}")
 
@@ -79,10 +81,19 @@ def is_segment_name(name: str) -> bool:
 
 @attrs.frozen
 class Shape:
-    """How large things are: positions per page, and bytes of a page of each pool."""
+    """How large things are: positions per page, and bytes of a page of each pool.
+
+    :ivar state_bytes: of a recurrent state; 0 for models without.
+    """
 
     page_tokens: int
     page_bytes: tuple[int, ...]
+    state_bytes: int = attrs.field(default=0, eq=False)
+
+    def of(self, piece: Piece) -> Shape:
+        """What a piece is laid out by. A state is like a segment with a single page, of one position: the one before
+        which everything was computed."""
+        return Shape(1, (self.state_bytes,)) if piece.state else self
 
     @property
     def block_bytes(self) -> int:
@@ -106,6 +117,7 @@ class Piece:
     """A segment as a manifest names it: positions ``[start, start + count)``, the addresses around it, the file's size.
 
     :ivar owner: id of the entry it belongs to where it ends within a page, else empty.
+    :ivar state: it is the recurrent state at ``stop`` instead, and both addresses are that of what was computed.
     :ivar name: of its file.
     """
 
@@ -115,16 +127,29 @@ class Piece:
     count: int
     size: int
     owner: str = ""
+    state: bool = False
     name: str = attrs.field(init=False, eq=False)
 
     @name.default
     def _name(self) -> str:
         tail = f"-{self.owner}" if self.owner else ""
-        return f"strata-seg-{self.address.hex()}-{self.start}{tail}.seg"
+        kind = "state" if self.state else "seg"
+        return f"strata-{kind}-{self.address.hex()}-{self.start}{tail}.seg"
 
     @property
     def stop(self) -> int:
         return self.start + self.count
+
+
+def sound(pieces: Sequence[Piece], bad: Collection[str]) -> tuple[Piece, ...]:
+    """What is left of an entry's pieces without those of these names: the segments before the first bad one, and the
+    good states among them. Nothing, where that is no segment, or no state of an entry that needs one. Pure."""
+    segments = tuple(takewhile(lambda piece: piece.name not in bad, (p for p in pieces if not p.state)))
+    if not segments:
+        return ()
+    listed = [piece for piece in pieces if piece.state]
+    states = tuple(p for p in listed if p.name not in bad and p.stop <= segments[-1].stop)
+    return segments + states if states or not listed else ()
 
 
 def next_address(parent: bytes, ids: np.ndarray) -> bytes:

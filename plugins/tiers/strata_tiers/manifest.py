@@ -32,7 +32,8 @@ _LONGEST_FLOAT, _LONGEST_BOOL = 24, 5
 @attrs.frozen(eq=False)
 class Manifest:
     """:ivar parts: of the identity, without the tenant.
-    :ivar pieces: the segments, from position 0 on; none for an archived copy of which only the ids are kept.
+    :ivar pieces: the segments, from position 0 on, then the states; none for an archived copy of which only the ids
+        are kept.
     """
 
     entry: Entry
@@ -87,11 +88,16 @@ def parse(data: bytes, name_id: str | None) -> Manifest:
     parts = about["parts"]
     if any(type(value) is not str for value in parts.values()):
         raise BadFile("the identity's parts are not all text")
-    return Manifest(entry, parts, _pieces(about, entry, page_tokens), page_tokens, length)
+    pieces = _pieces(about, entry, page_tokens)
+    if "states" in about:
+        states = _states(about["states"], entry, page_tokens)
+        entry = attrs.evolve(entry, states=tuple(piece.stop for piece in states))
+        pieces += states if pieces else ()
+    return Manifest(entry, parts, pieces, page_tokens, length)
 
 
 def _json(entry: Entry, parts: Mapping[str, str], pieces: Sequence[Piece]) -> bytes:
-    about = {
+    about: dict[str, Any] = {
         "id": entry.id,
         "conversation": entry.conversation,
         "tenant": entry.tenant,
@@ -102,8 +108,12 @@ def _json(entry: Entry, parts: Mapping[str, str], pieces: Sequence[Piece]) -> by
         "pinned": bool(entry.pinned),
         "root": bool(entry.root),
         "turns": sorted({int(turn) for turn in entry.turns if 0 <= turn < len(entry.tokens)}),
-        "segments": [[piece.address.hex(), piece.start, piece.count, piece.size] for piece in pieces],
-    } | ({"key": entry.key} if entry.key else {})
+        "segments": [[p.address.hex(), p.start, p.count, p.size] for p in pieces if not p.state],
+    }
+    if entry.key:
+        about["key"] = entry.key
+    if entry.states is not None:
+        about["states"] = [[p.address.hex(), p.stop, p.size] for p in pieces if p.state]
     text = json.dumps(about, allow_nan=False, separators=(",", ":")).encode("ascii")
     # Room for any time of use and either pin, so that a change of these does not change the size.
     room = _LONGEST_FLOAT - len(repr(about["used"])) + _LONGEST_BOOL - len(json.dumps(about["pinned"]))
@@ -177,4 +187,25 @@ def _pieces(about: Mapping[str, Any], entry: Entry, page_tokens: int) -> tuple[P
         parent = address
     if pieces and at != len(entry.tokens):
         raise BadFile("the manifest's segments do not hold all its tokens")
+    return tuple(pieces)
+
+
+def _states(listed: Any, entry: Entry, page_tokens: int) -> tuple[Piece, ...]:
+    pieces: list[Piece] = []
+    previous = 0
+    for item in listed if type(listed) is list else [None]:
+        if type(item) is not list or [type(value) for value in item] != [str, int, int]:
+            raise BadFile("a state in the manifest is not address, position and size")
+        text, position, nbytes = item
+        if not previous < position <= len(entry.tokens) or nbytes <= 0:
+            raise BadFile("the manifest's states are not at ascending positions")
+        try:
+            address = bytes.fromhex(text)
+        except ValueError:
+            raise BadFile("an address in the manifest is no hexadecimal number") from None
+        whole = position % page_tokens == 0
+        if len(address) != DIGEST_BYTES or (whole and address != entry.addresses[position // page_tokens - 1]):
+            raise BadFile("a state's address is not that of what it is the state of")
+        pieces.append(Piece(address, address, position - 1, 1, nbytes, "" if whole else entry.id, state=True))
+        previous = position
     return tuple(pieces)

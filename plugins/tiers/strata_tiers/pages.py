@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
 
 from strata_core.compute.base import Event
-from strata_core.errors import BackendError
+from strata_core.errors import BackendError, LevelError
+from strata_core.pool.pool import PagePool
 from strata_core.pool.table import HeldPages
+from strata_tiers.layout import Piece, Shape
 
 STAGING_BYTES = 32 << 20
 _WINDOWS = 4
@@ -24,13 +26,43 @@ Block = tuple[np.ndarray, ...]
 
 
 class PageSource:
-    """The pages of an entry, held until :meth:`release`.
+    """The pages of an entry, held until :meth:`release`. Its states are numbered on behind its blocks.
 
     :param pages: forked here; they stay as they are while they are held.
     """
 
     def __init__(self, pages: HeldPages):
         self.pages = pages.fork(pages.tokens)
+        self._count = len(pages.tables[0])
+
+    def state_number(self, position: int) -> int:
+        """The number under which the state at a position is a block."""
+        if self.pages.states is None or position not in self.pages.states.positions:
+            raise LevelError(f"there is no state at position {position}")
+        return self._count + self.pages.states.positions.index(position)
+
+    def numbers(self, piece: Piece, shape: Shape) -> range:
+        """The numbers of the blocks that a segment or state is written from."""
+        if piece.state:
+            number = self.state_number(piece.stop)
+            return range(number, number + 1)
+        first = piece.start // shape.page_tokens
+        return range(first, first + shape.blocks(piece.count))
+
+    def reader(self, piece: Piece) -> Callable[[int], Block]:
+        """What :func:`strata_tiers.segment.write` asks for the blocks of a segment or state."""
+        if not piece.state:
+            return self.block
+        number = self.state_number(piece.stop)
+        return lambda _: self.block(number)
+
+    def located(self, number: int) -> list[tuple[PagePool, int]]:
+        """The pool and page of each part of a block or state."""
+        pages = self.pages
+        if number < self._count:
+            return [(pool, table[number]) for pool, table in zip(pages.pools, pages.tables, strict=True)]
+        assert pages.states is not None
+        return [(pages.states.pool, pages.states.pages[number - self._count])]
 
     def block(self, number: int) -> Block:
         """One uint8 array per pool; valid until a later block is asked for. Called by the writer, ascending.
@@ -45,7 +77,7 @@ class PageSource:
 
     def take(self, number: int) -> Block:
         """A copy, or view, of one block for the engine thread."""
-        block = tuple(np.empty(pool.layout.nbytes, np.uint8) for pool in self.pages.pools)
+        block = tuple(np.empty(pool.layout.nbytes, np.uint8) for pool, _ in self.located(number))
         self.copy(number, block)
         return block
 
@@ -105,12 +137,6 @@ class DevicePages(PageSource):
         block = sum(pool.layout.nbytes for pool in pages.pools)
         self._window_blocks = max(1, STAGING_BYTES // _WINDOWS // block)
 
-    def take(self, number: int) -> Block:
-        """A copy, or view, of one block for the engine thread."""
-        block = tuple(np.empty(pool.layout.nbytes, np.uint8) for pool in self.pages.pools)
-        self.copy(number, block)
-        return block
-
     def stage(self, wanted: Sequence[int]) -> None:
         with self._changed:
             self._wanted.extend(wanted)
@@ -129,8 +155,8 @@ class DevicePages(PageSource):
                 self._changed.wait()
 
     def copy(self, number: int, buffers: Sequence[np.ndarray]) -> None:
-        for pool, table, buffer in zip(self.pages.pools, self.pages.tables, buffers, strict=True):
-            pool.store.download([table[number]], buffer.reshape(1, -1)).wait()
+        for (pool, page), buffer in zip(self.located(number), buffers, strict=True):
+            pool.store.download([page], buffer.reshape(1, -1)).wait()
 
     def pump(self) -> None:
         with self._changed:
@@ -139,8 +165,7 @@ class DevicePages(PageSource):
                 self._finish(window)
                 self._ready.append(window)
             while self._wanted and len(self._under_way) + len(self._ready) < _WINDOWS and self._error is None:
-                numbers = [self._wanted.popleft() for _ in range(min(self._window_blocks, len(self._wanted)))]
-                self._under_way.append(self._begin(numbers))
+                self._under_way.append(self._begin(self._next()))
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -155,13 +180,21 @@ class DevicePages(PageSource):
             self._ready.clear()
         super().release()
 
+    def _next(self) -> list[int]:
+        """What is copied together: some blocks, or a single state."""
+        numbers = [self._wanted.popleft()]
+        while self._wanted and max(numbers[0], self._wanted[0]) < self._count and len(numbers) < self._window_blocks:
+            numbers.append(self._wanted.popleft())
+        return numbers
+
     def _begin(self, numbers: list[int]) -> _Window:
         window = _Window(numbers, [], [])
-        for pool, table in zip(self.pages.pools, self.pages.tables, strict=True):
+        for places in zip(*(self.located(number) for number in numbers), strict=True):
+            pool = places[0][0]
             rows = np.empty((len(numbers), pool.layout.nbytes), np.uint8)
             window.rows.append(rows)
             try:
-                window.copies.append(pool.store.download([table[number] for number in numbers], rows))
+                window.copies.append(pool.store.download([page for _, page in places], rows))
             except BackendError as error:
                 self._error = error
         return window
@@ -183,4 +216,8 @@ def source_of(pages: HeldPages) -> PageSource:
         if len(present) < len(views):
             return DevicePages(pages)
         columns.append(present)
-    return HostPages(pages, list(zip(*columns, strict=True)))
+    blocks: list[Block] = list(zip(*columns, strict=True))
+    if pages.states is not None:
+        states = [pages.states.pool.store.host_view(page) for page in pages.states.pages]
+        blocks += [(view,) for view in states if view is not None]
+    return HostPages(pages, blocks)

@@ -16,12 +16,13 @@ import attrs
 
 from strata_core.errors import DamagedEntry, LevelError
 from strata_core.pool.sink import PageSink
+from strata_core.pool.states import resumable
 from strata_core.store.base import Entry
 from strata_tiers import segment
 from strata_tiers.adopt import AdoptJob, copy_verified
 from strata_tiers.holdings import Part
 from strata_tiers.jobs import StoreJob
-from strata_tiers.layout import BadFile, charge
+from strata_tiers.layout import BadFile, charge, sound
 from strata_tiers.place import Place
 from strata_tiers.reader import Read, Reader, is_damage
 from strata_tiers.scanning import shortened
@@ -93,7 +94,9 @@ class Restorer:
         elif isinstance(job, AdoptJob) and not job.done:
             job.source_level.load(entry, tokens, sink)  # it has it until the job is done and that was told
         else:
-            for group in _groups([part for part in parts if part.piece.start < tokens]):
+            needed = [part for part in parts if part.piece.start < tokens and not part.piece.state]
+            needed += [_state(place.name, parts, position) for position in sink.states]
+            for group in _groups(needed):
                 self._read_group(entry, group, sink)
 
     def _copy(self, job: StoreJob, sink: PageSink) -> None:
@@ -103,6 +106,9 @@ class Restorer:
             for number in range(sink.blocks):
                 job.source.copy(number, sink.buffers(number))
                 sink.filled(number)
+            for position in sink.states:
+                job.source.copy(job.source.state_number(position), sink.buffers(sink.state(position)))
+                sink.filled(sink.state(position))
         finally:
             with self._place.lock:
                 job.readers -= 1
@@ -121,21 +127,23 @@ class Restorer:
                 healed.add(part.piece.name)
                 continue
             self.condemn(part, why)
-            raise DamagedEntry(
-                f"segment {part.piece.name} of level {self._place.name}: {why}", good_tokens=part.piece.start
-            )
+            good = resumable(entry.states, part.piece.start)  # before a state there are the earlier ones
+            raise DamagedEntry(f"segment {part.piece.name} of level {self._place.name}: {why}", good_tokens=good)
 
     def _read(self, entry: Entry, parts: Sequence[Part], sink: PageSink) -> None:
         """Read and verify some segments of an entry; the sink gets blocks when they are sound."""
         place, blocks = self._place, list[_Block]()
-        pools = len(place.shape.page_bytes)
         with ExitStack() as open_files:
             for part in parts:
                 fd, header = self._open(entry, part)
                 open_files.callback(place.files.close, fd)
-                first = part.piece.start // place.shape.page_tokens
-                for block in range(min(place.shape.blocks(part.piece.count), sink.blocks - first)):
-                    offset = header.data + block * place.shape.block_bytes
+                piece, shape = part.piece, place.shape.of(part.piece)
+                pools, first = len(shape.page_bytes), piece.start // shape.page_tokens
+                count = min(shape.blocks(piece.count), sink.blocks - first)
+                if piece.state:
+                    first, count = sink.state(piece.stop), 1
+                for block in range(count):
+                    offset = header.data + block * shape.block_bytes
                     digests = header.digests[block * pools : (block + 1) * pools]
                     blocks.append(_Block(part, first + block, fd, offset, digests))
             # What goes to a device is read in halves of what may be on its way there: one is copied, one is read.
@@ -226,11 +234,10 @@ class Restorer:
                 if kept.job is not None and kept.job.source is not None and not kept.job.done:
                     place.holdings.exchange(kept, part)  # its pages are still here, to write it again from
                     continue
-                count = kept.parts.index(part)
-                if count:
-                    pieces = [p.piece for p in kept.parts[:count]]
-                    shorter = shortened(kept.entry, pieces, place.shape.page_tokens)
-                    free = place.holdings.shorten(entry_id, shorter, count)
+                left = sound([p.piece for p in kept.parts], {part.piece.name})
+                if left:
+                    shorter = shortened(kept.entry, left, place.shape.page_tokens)
+                    free = place.holdings.shorten(entry_id, shorter, [p for p in kept.parts if p.piece in left])
                     self._rewrite(entry_id)
                     self._drop([], [p for p in free if p is not part])
                 else:
@@ -254,6 +261,13 @@ class Restorer:
             place.account(cost - part.charge)
             place.garbage[target] = cost
             place.holdings.others += cost
+
+
+def _state(level: str, parts: Sequence[Part], position: int) -> Part:
+    for part in parts:
+        if part.piece.state and part.piece.stop == position:
+            return part
+    raise DamagedEntry(f"level {level} has no state of the entry at position {position}")
 
 
 def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:

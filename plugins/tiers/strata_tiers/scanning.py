@@ -48,15 +48,14 @@ def _take_over(place: Place, identity: Identity) -> Ready:
     scan = place.directory.scan(identity)
     holdings = place.holdings
     misfits = 0
-    usable = [(manifest, len(manifest.pieces)) for manifest in scan.manifests] + scan.cut
-    for manifest, count in usable:
+    usable = [(manifest, manifest.pieces) for manifest in scan.manifests] + scan.cut
+    for manifest, pieces in usable:
         if not _fits(manifest, place.shape):
             misfits += 1
             place.taken.add(manifest.entry.id)
             continue
-        pieces = manifest.pieces[:count]
         entry = manifest.entry
-        if count < len(manifest.pieces):
+        if pieces is not manifest.pieces:
             entry = shortened(entry, pieces, manifest.page_tokens)
         holdings.add(entry, pieces, manifest_bytes=manifest.size)
     holdings.others = scan.nbytes - FOLDER_BYTES - sum(
@@ -85,19 +84,20 @@ def _take_over(place: Place, identity: Identity) -> Ready:
 
 
 def shortened(entry: Entry, pieces: Sequence[Piece], page_tokens: int) -> Entry:
-    """The entry as far as these segments go, which end at a page boundary."""
-    count = pieces[-1].stop
+    """The entry as far as these segments go, with these states. Unless they are all, they end at a page boundary."""
+    count = max(piece.stop for piece in pieces if not piece.state)
     return attrs.evolve(
         entry,
         tokens=entry.tokens[:count],
         addresses=entry.addresses[: count // page_tokens],
         turns=tuple(turn for turn in entry.turns if turn < count),
+        states=None if entry.states is None else tuple(piece.stop for piece in pieces if piece.state),
     )
 
 
 def _fits(manifest: Manifest, shape: Shape) -> bool:
     return manifest.page_tokens == shape.page_tokens and all(
-        piece.size == shape.segment_bytes(piece.count) for piece in manifest.pieces
+        piece.size == shape.of(piece).segment_bytes(piece.count) for piece in manifest.pieces
     )
 
 

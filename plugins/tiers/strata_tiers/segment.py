@@ -143,8 +143,10 @@ def write(
 ) -> Iterator[None]:
     """Write a segment to a new file, the header last. A step of the iterator is a run of blocks.
 
-    :param block: gives the pages of a block, numbered from position 0 of the sequence: one uint8 array per pool.
+    :param block: gives the pages of a block, numbered from position 0 of the sequence: one uint8 array per pool. For a
+        state the number is that of its position.
     """
+    shape = shape.of(piece)
     first, digests = piece.start // shape.page_tokens, list[bytes]()
     offset, run, held = shape.header_bytes(piece.count), list[np.ndarray](), 0
     for number in range(first, first + shape.blocks(piece.count)):
@@ -181,7 +183,7 @@ def expect(header: Header, piece: Piece, identity: bytes, ids: np.ndarray | None
         piece.parent, piece.address, piece.start, piece.count, piece.size,
     ):  # fmt: skip
         raise BadFile("the segment is not the one the manifest names")
-    if shape is not None and header.shape != shape:
+    if shape is not None and header.shape != shape.of(piece):
         raise BadFile("the segment's pages have another size")
     if ids is not None and not np.array_equal(header.ids, ids):
         raise BadFile("the segment's token ids are not those of the manifest")

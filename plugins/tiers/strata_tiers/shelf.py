@@ -107,8 +107,8 @@ class Shelf:
     def open(self) -> None:
         """See what is there. Nothing is deleted by it, but for what does not fit the bounds any more."""
         scan = self._directory.scan(None)
-        for found, count in [(found, len(found.pieces)) for found in scan.manifests] + scan.cut:
-            self._list(found.entry, found.pieces[:count], charge(found.size))
+        for found, pieces in [(found, found.pieces) for found in scan.manifests] + scan.cut:
+            self._list(found.entry, pieces, charge(found.size))
         self._bytes = scan.nbytes - FOLDER_BYTES
         for garbage in (scan.leftovers, scan.unclaimed, scan.unusable, scan.quarantined):
             self._garbage.update(garbage)
@@ -176,7 +176,7 @@ class Shelf:
     def _write(self, offer: Offer, pieces: Sequence[Piece], fresh: Sequence[Piece]) -> int:
         sources = {piece.name: path for piece, path in offer.files or ()}
         if offer.pages is not None:
-            offer.pages.stage([number for piece in fresh for number in self._blocks(piece)])
+            offer.pages.stage([number for piece in fresh for number in offer.pages.numbers(piece, self._shape)])
         written = 0
         for piece in fresh:
             source = sources.get(piece.name)
@@ -189,10 +189,6 @@ class Shelf:
         with NewFile(self._files, self._directory.conversations / manifest_name(offer.entry.id), len(data)) as fd:
             self._files.write(fd, [data], 0)
         return written + len(data)
-
-    def _blocks(self, piece: Piece) -> range:
-        first = piece.start // self._shape.page_tokens
-        return range(first, first + self._shape.blocks(piece.count))
 
     def _link(self, source: Path, target: Path) -> bool:
         """Give a segment file a second name here. False where the volume does not let it."""
@@ -213,7 +209,7 @@ class Shelf:
                 copy_verified(self._files, source, fd, piece, entry, shape)
                 return
             assert offer.pages is not None
-            for _ in segment.write(self._files, fd, piece, entry, shape, offer.pages.block):
+            for _ in segment.write(self._files, fd, piece, entry, shape, offer.pages.reader(piece)):
                 pass
 
     # -- leaving ------------------------------------------------------------------------------------------------

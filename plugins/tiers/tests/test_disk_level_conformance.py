@@ -12,13 +12,16 @@ from strata_core.compute.base import PageStore
 from strata_core.memory.arena import PortableArena
 from strata_core.pool.layout import PageLayout
 from strata_core.store.base import Entry, Level
+from strata_core.testing.level_states import PersistentStateTests
 from strata_core.testing.levels import MakeLevel, PersistentLevelTests, Reopen
 from strata_core.testing.scene import Scene
 from strata_core.testing.shadow import ShadowBackend
 
 
 def open_level(scene: Scene, root: Path, max_bytes: int, name: str = "cold", rank: int = 20) -> DiskLevel:
-    shape = Shape(scene.page_tokens, tuple(pool.layout.nbytes for pool in scene.pools))
+    states = scene.state_pool
+    pages = tuple(pool.layout.nbytes for pool in scene.pools)
+    shape = Shape(scene.page_tokens, pages, 0 if states is None else states.layout.nbytes)
     return DiskLevel(name, rank, root, scene.identity, shape, LevelOptions(max_bytes), Workshop())
 
 
@@ -48,6 +51,26 @@ class TestColdLevel(PersistentLevelTests):
             file.seek(part.piece.size - 1)
             file.write(bytes([last ^ 1]))
         return True
+
+
+class TestColdLevelWithStates(PersistentStateTests):
+    make_level = TestColdLevel.make_level
+    reopen = TestColdLevel.reopen
+
+    def damage_state(self, level: Level, entry: Entry, position: int) -> None:
+        assert isinstance(level, DiskLevel)
+        level.flush()
+        level.poll()
+        [part] = [p for p in level.place.holdings.kept[entry.id].parts if p.piece.state and p.piece.stop == position]
+        path = level.place.segment_path(part)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+
+class TestColdLevelWithStatesOfADevice(TestColdLevelWithStates):
+    def make_store(self, layout: PageLayout) -> PageStore:
+        return ShadowBackend(seed=layout.nbytes).page_store(layout, 8, PortableArena("off"))
 
 
 class TestColdLevelOfADevice(TestColdLevel):
