@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from strata_core.testing.backend_attention import AttentionTests
 from strata_core.testing.backend_elementwise import ElementwiseTests
+from strata_core.testing.backend_families import FamilyTests
 from strata_core.testing.backend_mixture import MixtureTests
 from strata_core.testing.backend_models import ModelTests
 from strata_core.testing.backend_operations import OperationTests
 from strata_core.testing.backend_pages import PageTests
 
 
-class BackendTests(OperationTests, ElementwiseTests, MixtureTests, AttentionTests, PageTests, ModelTests):
+class BackendTests(OperationTests, ElementwiseTests, MixtureTests, AttentionTests, PageTests, ModelTests, FamilyTests):
     """All of a backend's conformance tests. Override :meth:`make_backend`, and the tolerances where needed."""
