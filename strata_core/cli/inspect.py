@@ -1,4 +1,4 @@
-"""``strata inspect``: what a model file holds."""
+"""``strata inspect``: what a model holds."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("file")
+@click.argument("model")
 @click.pass_context
-def inspect(context: click.Context, file: str) -> None:
-    """Show architecture, sizes, tokenizer and chat template of a model FILE, and what of it is unsupported.
+def inspect(context: click.Context, model: str) -> None:
+    """Show architecture, sizes, tokenizer and chat template of a MODEL, and what of it is unsupported.
 
-    FILE is a path, or the name of an installed model ("default" for the default model).
+    MODEL is the path of a GGUF file or a Hugging Face folder, the name of an installed model, or one that strata.toml
+    gives ("default" for the default model).
     """
     from rich.console import Console
 
+    from strata_core.settings.names import model_names
     from strata_core.weights.catalogue import resolve
     from strata_core.weights.inspect import describe, render
 
-    families = application(context).plugins.families()
+    app = application(context)
+    families = app.plugins.families()
+    named = model_names(app.config.path, app.config.values) if app.config else {}
     architectures = {name for family in families.values() for name in family.architectures}
-    render(describe(resolve(file), architectures, (_tokenizer_problems,)), Console())
+    render(describe(named.get(model) or resolve(model), architectures, (_tokenizer_problems,)), Console())
 
 
 def _tokenizer_problems(source: WeightSource) -> Iterator[str]:

@@ -16,6 +16,7 @@ import attrs
 from strata_core.errors import SettingsError
 from strata_core.settings.core import Settings
 from strata_core.settings.kinds import Kind, format_value, near, parse
+from strata_core.settings.names import TABLE, model_names
 from strata_core.settings.schema import ENV_PREFIX, Setting, SettingsTable, flag_of, settings_of
 
 if sys.version_info >= (3, 11):
@@ -108,7 +109,18 @@ def resolve(
     found: dict[str, Found] = {}
     for entries in _sources(names, command_line, environ, config):
         found.update(collect(names, entries))
+    if config is not None:
+        _name_model(found, model_names(config.path, config.values), config)
     return build(table, found)
+
+
+def _name_model(found: dict[str, Found], names: Mapping[str, Path], config: ConfigFile) -> None:
+    """Put the path in place of a name that the configuration file gives a model; ``default`` may be such a name."""
+    given = found.get("model")
+    name = Settings().model if given is None else given.value
+    if name in names:
+        where = f"{config.path} {TABLE}.{name}" if given is None else given.where
+        found["model"] = Found(str(names[name]), where)
 
 
 def peek(
@@ -207,6 +219,8 @@ def _config_entries(names: Mapping[str, Setting], config: ConfigFile | None) -> 
     if config is None:
         return
     for key, raw in config.values.items():
+        if key == TABLE:  # names of models, no setting
+            continue
         name = key.replace("-", "_")
         spec = names.get(name)
         if isinstance(raw, str) and raw and spec is not None and spec.kind is Kind.PATH:

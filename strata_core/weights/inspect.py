@@ -67,7 +67,7 @@ Check = Callable[[WeightSource], Iterable[str]]
 
 
 def describe(path: str | Path, architectures: Collection[str], checks: Sequence[Check] = ()) -> Inspection:
-    """Read what a model file (or a set of files) says about itself.
+    """Read what a model file (or a set of files, or a folder) says about itself.
 
     :param architectures: those for which a model family is registered.
     :param checks: what else may be unsupported, beside architecture and types of tensors.
@@ -157,10 +157,13 @@ def render(inspection: Inspection, console: Console) -> None:
     console.print(Group(_facts(inspection), "", _type_table(inspection), *_remarks(inspection)))
 
 
-def _shown(text: str, *, style: str = "", no_wrap: bool = False) -> Text:
+def printable(text: str) -> str:
     """Text from a file, with what could steer a terminal made visible instead."""
-    safe = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return Text(safe, style=style, no_wrap=no_wrap, overflow="ellipsis" if no_wrap else "fold")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _shown(text: str, *, style: str = "", no_wrap: bool = False) -> Text:
+    return Text(printable(text), style=style, no_wrap=no_wrap, overflow="ellipsis" if no_wrap else "fold")
 
 
 def _facts(inspection: Inspection) -> Table:
@@ -189,7 +192,8 @@ def _facts(inspection: Inspection) -> Table:
             add(label, inspection.geometry[key])
     if inspection.rope:
         add("rope", ", ".join(f"{key} {value}" for key, value in inspection.rope.items()))
-    add("tokenizer", inspection.tokenizer and f"{inspection.tokenizer}, pre-tokenizer {inspection.pre_tokenizer}")
+    rule = f", pre-tokenizer {inspection.pre_tokenizer}" if inspection.pre_tokenizer else ""
+    add("tokenizer", inspection.tokenizer and inspection.tokenizer + rule)
     add("vocabulary", inspection.vocab)
     for role, (number, text) in inspection.specials.items():
         add(f"{role} token", f"{number} {text if text is not None else '(not in the vocabulary)'}")

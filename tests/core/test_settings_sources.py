@@ -183,3 +183,20 @@ def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> No
     path.write_bytes(b"\xef\xbb\xbfport = 7\n")
     config = find_config(path, {}, [])
     assert config is not None and config.values == {"port": 7}
+
+
+def test_a_name_of_the_models_table_stands_for_its_path() -> None:
+    file: dict[str, object] = {"models": {"mine": "sub/m.gguf", "far": "/far/folder"}, "model": "mine"}
+    settings = effective(file=file)
+    assert (settings.model, settings.sources["model"]) == ("/etc/sub/m.gguf", "/etc/strata.toml model")
+    assert effective({"model": "far"}, file=file).model == "/far/folder"
+    assert effective({"model": "other"}, file=file).model == "other"
+    named_default = effective(file={"models": {"default": "d.gguf"}})
+    assert (named_default.model, named_default.sources["model"]) == ("/etc/d.gguf", "/etc/strata.toml models.default")
+    assert effective(file={"models": {}}).model == "default"
+
+
+@pytest.mark.parametrize("table", ["x.gguf", {"mine": 3}, {"mine": ""}])
+def test_a_models_table_that_is_none_is_an_error(table: object) -> None:
+    with pytest.raises(SettingsError, match=r"/etc/strata\.toml models"):
+        effective(file={"models": table})

@@ -49,8 +49,21 @@ def test_what_is_not_found_says_where_was_looked_and_what_to_do(folder: Path, tm
         assert part in caught.value.message
     with pytest.raises(NotFound, match=r"default model is not installed .*strata models pull default"):
         resolve("default", folder)
-    with pytest.raises(NotFound, match="is a folder"):
+    with pytest.raises(NotFound, match="is a folder without a model"):
         resolve(str(tmp_path), folder)
+
+
+def test_folders_are_models_where_they_have_a_configuration_and_weights(folder: Path) -> None:
+    for name in "plain", "maker/inner", "no-weights", ".hidden":
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text("{}")
+        if name != "no-weights":
+            (folder / name / "model.safetensors").write_bytes(b"x" * 7)
+    found = {model.name: model for model in installed(folder)}
+    assert found.keys() == {"a", "b.Q4_1", "big", "plain", "maker/inner"}
+    assert (found["maker/inner"].path, found["maker/inner"].size) == (folder / "maker/inner", 7)
+    assert resolve("maker/inner", folder) == resolve(str(folder / "maker/inner"), folder) == folder / "maker/inner"
+    assert resolve("plain", folder) == folder / "plain"
 
 
 def test_default_means_the_default_file(folder: Path) -> None:

@@ -102,7 +102,8 @@ def test_the_commands_list_and_inspect_installed_models(tmp_path: Path, monkeypa
     assert "strata models pull default" in strata("models", "list")
     (tmp_path / "models").mkdir()
     tiny_llama(tmp_path / "models" / "tiny.gguf")
-    assert strata("models", "list").split() == ["tiny", "0.4", "MiB"]
+    assert strata("models", "list").split() == ["tiny", "0.4", "MiB", "llama"]
+    assert strata("models") == strata("models", "list")
     assert "tied output" in strata("inspect", "tiny")
     with pytest.raises(NotFound, match="no model 'other'"):
         strata("inspect", "other")

@@ -133,7 +133,8 @@ def _mapping(config: Config) -> ModelMapping:
     method = config.part("quantization_config").get("quant_method", "")
     if method and method != mapping.quantisation:
         raise UnsupportedModel(
-            f"{config.path}: weights quantised by {method!r} cannot be read; take an unquantised folder or a GGUF file",
+            f"{config.path}: quantization_config: weights quantised by {method!r} cannot be read; take an unquantised "
+            "folder or a GGUF file",
             param="quantization_config",
         )
     return mapping
