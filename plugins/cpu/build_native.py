@@ -36,6 +36,8 @@ _COMMON = ["-std=gnu11", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", 
 _EXACT = ["-ffp-contract=off", "-fno-math-errno"]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+#: Known to gcc 11 and clang 12 and later; older ones leave these kernels out.
+_AMX = ["-mamx-tile", "-mamx-int8"]
 #: Vectors wider than the machine's are passed in memory, and only within this library.
 _PORTABLE = ["-O2", "-Wno-psabi"]
 _X86: Mapping[str, Sequence[str]] = {
@@ -43,6 +45,7 @@ _X86: Mapping[str, Sequence[str]] = {
     "AVX2": _AVX2,
     "AVX512": _AVX512,
     "AVX512VNNI": [*_AVX512, "-mavx512vnni"],
+    "AMX": [*_AVX512, "-mavx512vnni", *_AMX],
 }
 _ARM: Mapping[str, Sequence[str]] = {"PORTABLE": _PORTABLE, "NEON": []}
 #: Flags of every instruction set that has kernels, by machine.
@@ -71,19 +74,28 @@ def compiler() -> list[str] | None:
     return None
 
 
-def build(target: Path, *, machine: str = platform.machine(), sanitize: bool = False) -> None:
+def build(
+    target: Path, *, machine: str = platform.machine(), sanitize: bool = False, emulate: Path | None = None
+) -> None:
     """Compile and link the library.
 
     :param machine: whose instruction sets to compile for; others than this one's need a cross compiler in ``CC``.
+    :param emulate: a header that replaces the instructions of AVX512-VNNI and AMX, to test what uses them elsewhere.
     :raises NotBuilt: no compiler, or it failed.
     """
     command = compiler()
     if command is None:
         raise NotBuilt("there is no C compiler (install gcc or clang, or the PyPI package ziglang, and install again)")
     flags = [*_COMMON, *_EXACT, *(_SANITIZE if sanitize else ())]
+    if emulate is not None:
+        flags += ["-DSTRATA_EMULATED", "-include", str(emulate)]
+    sets = dict(INSTRUCTION_SETS.get(machine.lower(), {"PORTABLE": _PORTABLE}))
+    if "AMX" in sets and not _accepts(command, _AMX):
+        del sets["AMX"]
+        flags.append("-DSTRATA_WITHOUT_AMX")
     with tempfile.TemporaryDirectory() as folder:
         jobs = [(source, [], Path(folder) / f"{source}.o") for source in SOURCES]
-        for isa, options in INSTRUCTION_SETS.get(machine.lower(), {"PORTABLE": _PORTABLE}).items():
+        for isa, options in sets.items():
             jobs.append(("kernels.c", [*options, f"-DSTRATA_ISA_{isa}"], Path(folder) / f"{isa}.o"))
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             for running in [
@@ -96,6 +108,15 @@ def build(target: Path, *, machine: str = platform.machine(), sanitize: bool = F
         _run([*command, *flags, "-shared", "-o", str(linked), *objects, "-lm", "-lpthread"])
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(linked, target)  # at once: a library that is mapped somewhere is replaced, not overwritten
+
+
+def _accepts(command: Sequence[str], options: Sequence[str]) -> bool:
+    """Whether the compiler knows these options."""
+    probe = [*command, *options, "-x", "c", "-fsyntax-only", os.devnull]
+    try:
+        return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def _run(command: Sequence[str]) -> None:

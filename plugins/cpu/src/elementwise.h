@@ -1,6 +1,24 @@
 /* Norms, activations, rotations, and the quantisation of activations. */
 
-/* Codes are round(x * 32767 / max |x|). A block with an infinite or undefined number gets an undefined scale, so that
+/* Sixteen activations, number `half` of a block's two. */
+INLINE void store_activations(QBlock *out, int half, vi x) {
+#if defined(STRATA_BYTES)
+    vi high = vi_sar(vi_add(x, vi_set(128)), 8), low = vi_sub(x, vi_shl(high, 8));
+    int8_t *bytes = (int8_t *)out->q + half * LANES;
+    vi_store_bytes(bytes, high);
+    vi_store_bytes(bytes + BLOCK, low);
+#else
+    int16_t *q = out->q + half * LANES;
+    vi_store_words(q, x);
+    for (int i = 1; i < LANES; i += 4) {
+        int16_t second = q[i];
+        q[i] = q[i + 1];
+        q[i + 1] = second;
+    }
+#endif
+}
+
+/* Codes are round(x * MOST / max |x|). A block with an infinite or undefined number gets an undefined scale, so that
  * the fault shows in the output. */
 static void quantise(const float *x, int64_t blocks, QBlock *out) {
     for (; blocks--; x += BLOCK, out++) {
@@ -12,15 +30,10 @@ static void quantise(const float *x, int64_t blocks, QBlock *out) {
             out->d = out->sum = NAN;
             continue;
         }
-        float d = top / 32767, inverse = d >= FLT_MIN ? 1 / d : 0;
+        float d = top / MOST, inverse = d >= FLT_MIN ? 1 / d : 0;
         vi low = vf_round(vf_mul(a, vf_set(inverse))), high = vf_round(vf_mul(b, vf_set(inverse)));
-        vi_store_words(out->q, low);
-        vi_store_words(out->q + LANES, high);
-        for (int i = 1; i < BLOCK; i += 4) {
-            int16_t second = out->q[i];
-            out->q[i] = out->q[i + 1];
-            out->q[i + 1] = second;
-        }
+        store_activations(out, 0, low);
+        store_activations(out, 1, high);
         out->d = d;
         out->half[0] = vi_sum(low);
         out->half[1] = vi_sum(high);

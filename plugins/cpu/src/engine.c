@@ -6,6 +6,33 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#if defined(STRATA_EMULATED) /* a test's library, with emulated instructions: see tests/emulated.h */
+#define SUPPORTS(name) 1
+#else
+#define SUPPORTS(name) __builtin_cpu_supports(name)
+#endif
+
+#if defined(__x86_64__) && !defined(STRATA_WITHOUT_AMX)
+/* Whether there are tiles and their products of bytes, and the system lets this process use them. */
+static int amx(void) {
+#if defined(STRATA_EMULATED)
+    return 1;
+#elif defined(__linux__)
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    unsigned a, b, c, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) return 0; /* AMX-TILE, AMX-INT8 */
+    return !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA);
+#else
+    return 0;
+#endif
+}
 #endif
 
 static const Kernels *const *available(void) {
@@ -16,7 +43,11 @@ static const Kernels *const *available(void) {
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
               && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (avx512 && __builtin_cpu_supports("avx512vnni")) found[n++] = &kernels_avx512vnni;
+    int vnni = avx512 && SUPPORTS("avx512vnni");
+#if !defined(STRATA_WITHOUT_AMX)
+    if (vnni && amx()) found[n++] = &kernels_amx;
+#endif
+    if (vnni) found[n++] = &kernels_avx512vnni;
     if (avx512) found[n++] = &kernels_avx512;
     if (avx2) found[n++] = &kernels_avx2;
 #elif defined(__aarch64__)

@@ -8,7 +8,9 @@
 #define TABLE(NAME, isa)                                                                                           \
     const Kernels NAME = {isa, quantise, norm, gated, rope, product, write_head, attend, merge, attend_scratch}
 
-#if defined(STRATA_ISA_AVX512VNNI)
+#if defined(STRATA_ISA_AMX)
+TABLE(kernels_amx, "amx");
+#elif defined(STRATA_ISA_AVX512VNNI)
 TABLE(kernels_avx512vnni, "avx512vnni");
 #elif defined(STRATA_ISA_AVX512)
 TABLE(kernels_avx512, "avx512");

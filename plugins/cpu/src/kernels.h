@@ -4,15 +4,17 @@
 
 #include "strata.h"
 
-/* 32 activations as int16: x = d * q. In each four columns the second and the third have changed places, so that two
- * neighbours of q meet the two codes that a word mask takes out of four bytes. Sixteen bits, because eight (one scale
- * in 32) cost what the model's own quantisation costs: on SmolLM2-135M they turn logits by 0.999 in cosine, sixteen
- * are as good as float32. */
+/* 32 activations as integers of 16 bits: x = d * q, |q| <= MOST. Sixteen bits, because eight (one scale in 32) cost
+ * what the model's own quantisation costs: on SmolLM2-135M they turn logits by 0.999 in cosine, sixteen are as good as
+ * float32. Where words are multiplied, in each four columns the second and the third have changed places, so that two
+ * neighbours of q meet the two codes that a word mask takes out of four bytes. Where bytes are multiplied, q holds 32
+ * high and then 32 low bytes, both signed: q = 256 * high + low. */
+enum { MOST = 32639 }; /* 127 * 256 + 127 */
 typedef struct {
     int16_t q[BLOCK];
     float d;
     float sum;       /* d * (half[0] + half[1]) */
-    int32_t half[2]; /* sums of q[0..15] and q[16..31] */
+    int32_t half[2]; /* sums of columns 0-15 and 16-31 */
 } QBlock;
 
 /* The input of a product: rows as they are (for float weights), and in blocks (for quantised weights). */
@@ -64,7 +66,7 @@ typedef struct {
     int64_t (*attend_scratch)(const Attention *a, int rows); /* floats */
 } Kernels;
 
-extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_neon;
+extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_amx, kernels_neon;
 
 static inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 

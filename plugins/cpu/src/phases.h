@@ -38,7 +38,8 @@ typedef struct {
 void phase_product(Engine *e, int thread, const Matrix *m, Source source, float *out, int64_t stride, int add);
 /* out (rows, width) = activation(source @ gate.T) * (source @ up.T), where m is gate and up, `width` rows each. `both`
  * (rows, 2 * width) is overwritten. */
-void phase_gated_product(Engine *e, int thread, const Matrix *m, Source source, int activation, float *both, float *out);
+void phase_gated_product(Engine *e, int thread, const Matrix *m, Source source, int activation, float *both,
+                         float *out);
 /* Cosines and sines of all rows, times the rotation's magnitude: (rows, rotated). */
 void phase_turns(Engine *e, const Step *step, const Rotation *rotation, float *turns);
 /* Rotates q and k (unless turns is NULL), writes k and v to their pages, and attends. */

@@ -20,6 +20,65 @@ INLINE int kind_bytes(int kind) {
     int high = kind == KIND_Q5 || kind == KIND_Q5_OFFSET ? CODES : kind == KIND_Q6 ? 2 * CODES : 0;
     return kind_head(kind) + (kind == KIND_Q8 ? 8 : 4) * CODES + high;
 }
+/* What a block's codes are multiplied with. */
+typedef struct {
+    vf scale;
+    vf other; /* the offset; KIND_Q6: the scale of the second half */
+} Scales;
+
+INLINE Scales load_scales(int kind, const uint8_t *w) {
+    vf scale = vf_load_half((const uint16_t *)w);
+    int two = kind_offset(kind) || kind == KIND_Q6;
+    return (Scales){scale, two ? vf_load_half((const uint16_t *)(w + HALVES)) : scale};
+}
+
+/* A row's sums, and one block more: `first` and (for KIND_Q6) `second` are what block_sums found. */
+INLINE vf add_block(int kind, vf sums, vi first, vi second, const Scales *s, const QBlock *q) {
+    vf d = vf_set(q->d);
+    int zero = kind_zero(kind);
+    int32_t half = q->half[0], whole = half + q->half[1];
+    if (zero) first = vi_sub(first, vi_set(zero * (kind == KIND_Q6 ? half : whole)));
+    sums = vf_fma(vf_from_vi(first), vf_mul(s->scale, d), sums);
+    if (kind_offset(kind)) sums = vf_fma(s->other, vf_set(q->sum), sums);
+    if (kind == KIND_Q6) {
+        second = vi_sub(second, vi_set(zero * q->half[1]));
+        sums = vf_fma(vf_from_vi(second), vf_mul(s->other, d), sums);
+    }
+    return sums;
+}
+
+INLINE vf load_valid(const float *x, int n) { return n == LANES ? vf_load(x) : vf_load_some(x, n); }
+
+static __attribute__((noinline)) void put_tile(const Part *part, int panel, int rows, const vf *sums, float *out,
+                                               int64_t stride, int add) {
+    int column = panel * LANES, valid = part->rows - column;
+    if (valid > LANES) valid = LANES;
+    for (int r = 0; r < rows; r++) {
+        float *to = out + r * stride + column;
+        vf value = sums[r];
+        if (part->bias) value = vf_add(value, load_valid(part->bias + column, valid));
+        if (add) value = vf_add(load_valid(to, valid), value);
+        if (valid == LANES) vf_store(to, value);
+        else vf_store_some(to, value, valid);
+    }
+}
+
+#if defined(STRATA_BYTES)
+#include "product_bytes.h"
+#else
+/* Codes of eight bits. */
+INLINE void block_sums_q8(int rows, const uint8_t *codes, const QBlock *x, int64_t stride, vi *first) {
+    for (int r = 0; r < rows; r++) first[r] = vi_set(0);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        vw both = vw_load(codes + i * CODES), even = vw_take(both, 0, 255), odd = vw_take(both, 8, 255);
+        for (int r = 0; r < rows; r++) {
+            const int16_t *q = x[r * stride].q + 4 * i;
+            first[r] = vi_dot(vi_dot(first[r], even, q), odd, q + 2);
+        }
+    }
+}
+
 /* Sums of codes times activations of one block, for `rows` rows: of columns 0-15 in first[] and 16-31 in second[] for
  * KIND_Q6, of all columns in first[] for others. 64 bytes of codes hold vectors g and g + 4 as halves of bytes; of
  * four columns, words take 0 and 2 (`even`) or 1 and 3 (`odd`) together. */
@@ -49,6 +108,10 @@ INLINE int kind_bytes(int kind) {
 
 INLINE void block_sums(int kind, int rows, const uint8_t *codes, const QBlock *x, int64_t stride, vi *first,
                        vi *second) {
+    if (kind == KIND_Q8) {
+        block_sums_q8(rows, codes, x, stride, first);
+        return;
+    }
     vw upper = vw_load(codes + 4 * CODES), more = upper;
     if (kind == KIND_Q6) more = vw_load(codes + 5 * CODES);
     for (int r = 0; r < rows; r++) first[r] = second[r] = vi_set(0);
@@ -57,44 +120,19 @@ INLINE void block_sums(int kind, int rows, const uint8_t *codes, const QBlock *x
     CODES_AT(2);
     CODES_AT(3);
 }
-
-/* The same for codes of eight bits. */
-INLINE void block_sums_q8(int rows, const uint8_t *codes, const QBlock *x, int64_t stride, vi *first) {
-    for (int r = 0; r < rows; r++) first[r] = vi_set(0);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        vw both = vw_load(codes + i * CODES), even = vw_take(both, 0, 255), odd = vw_take(both, 8, 255);
-        for (int r = 0; r < rows; r++) {
-            const int16_t *q = x[r * stride].q + 4 * i;
-            first[r] = vi_dot(vi_dot(first[r], even, q), odd, q + 2);
-        }
-    }
-}
+#endif
 
 /* One panel times `rows` rows; sums[r] are the 16 results of row r. */
 INLINE void quantised_tile(int kind, int rows, const uint8_t *w, int blocks, const QBlock *x, int64_t stride,
                            vf *sums) {
-    int head = kind_head(kind), bytes = kind_bytes(kind), zero = kind_zero(kind);
+    int head = kind_head(kind), bytes = kind_bytes(kind);
     for (int r = 0; r < rows; r++) sums[r] = vf_set(0);
     for (int b = 0; b < blocks; b++, w += bytes, x++) {
         vi first[PRODUCT_ROWS], second[PRODUCT_ROWS];
         if (rows <= 4) for (int line = 0; line < bytes; line += 64) prefetch(w + AHEAD + line);
-        if (kind == KIND_Q8) block_sums_q8(rows, w + head, x, stride, first);
-        else block_sums(kind, rows, w + head, x, stride, first, second);
-        vf scale = vf_load_half((const uint16_t *)w);
-        vf other = kind_offset(kind) || kind == KIND_Q6 ? vf_load_half((const uint16_t *)(w + HALVES)) : scale;
-        for (int r = 0; r < rows; r++) {
-            const QBlock *q = &x[r * stride];
-            vf d = vf_set(q->d);
-            int32_t half = q->half[0], whole = half + q->half[1];
-            vi sum = zero ? vi_sub(first[r], vi_set(zero * (kind == KIND_Q6 ? half : whole))) : first[r];
-            sums[r] = vf_fma(vf_from_vi(sum), vf_mul(scale, d), sums[r]);
-            if (kind_offset(kind)) sums[r] = vf_fma(other, vf_set(q->sum), sums[r]);
-            if (kind == KIND_Q6) {
-                sum = vi_sub(second[r], vi_set(zero * q->half[1]));
-                sums[r] = vf_fma(vf_from_vi(sum), vf_mul(other, d), sums[r]);
-            }
-        }
+        block_sums(kind, rows, w + head, x, stride, first, second);
+        Scales s = load_scales(kind, w);
+        for (int r = 0; r < rows; r++) sums[r] = add_block(kind, sums[r], first[r], second[r], &s, &x[r * stride]);
     }
 }
 
@@ -127,22 +165,6 @@ INLINE void dense_tile(int kind, int rows, const uint8_t *w, int width, const fl
     for (int r = 0; r < rows; r++) sums[r] = vf_add(vf_add(part[r][0], part[r][1]), vf_add(part[r][2], part[r][3]));
 }
 
-INLINE vf load_valid(const float *x, int n) { return n == LANES ? vf_load(x) : vf_load_some(x, n); }
-
-static __attribute__((noinline)) void put_tile(const Part *part, int panel, int rows, const vf *sums, float *out,
-                                               int64_t stride, int add) {
-    int column = panel * LANES, valid = part->rows - column;
-    if (valid > LANES) valid = LANES;
-    for (int r = 0; r < rows; r++) {
-        float *to = out + r * stride + column;
-        vf value = sums[r];
-        if (part->bias) value = vf_add(value, load_valid(part->bias + column, valid));
-        if (add) value = vf_add(load_valid(to, valid), value);
-        if (valid == LANES) vf_store(to, value);
-        else vf_store_some(to, value, valid);
-    }
-}
-
 INLINE void tile(int kind, int rows, const Part *part, int panel, const Input *in, int row, float *out, int64_t stride,
                  int add) {
     const uint8_t *w = part->data + panel * part->stride;
@@ -162,6 +184,9 @@ INLINE void all_rows(int kind, const Part *part, int first, int count, const Inp
                      int add) {
     int most = kind >= KIND_F16 ? DENSE_ROWS : kind == KIND_Q6 ? (PRODUCT_ROWS + 1) / 2 : PRODUCT_ROWS;
     int row = 0;
+#if defined(STRATA_ISA_AMX)
+    if (kind < KIND_F16) row = tiled_rows(kind, part, first, count, in, out, stride, add);
+#endif
 #define PASS(N)                                                                                                    \
     if (N <= most)                                                                                                 \
         for (; row + (N) <= in->rows; row += (N))                                                                  \

@@ -22,7 +22,10 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-#if defined(STRATA_ISA_AVX512) || defined(STRATA_ISA_AVX512VNNI)
+#if defined(STRATA_ISA_AVX512VNNI) || defined(STRATA_ISA_AMX)
+#define STRATA_BYTES /* products multiply bytes: product_bytes.h */
+#endif
+#if defined(STRATA_ISA_AVX512) || defined(STRATA_BYTES)
 #include "simd_avx512.h"
 #elif defined(STRATA_ISA_AVX2)
 #include "simd_avx2.h"

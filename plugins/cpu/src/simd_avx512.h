@@ -1,4 +1,4 @@
-/* AVX-512 (F, BW, DQ, VL), with or without VNNI. */
+/* AVX-512 (F, BW, DQ, VL). */
 #include <immintrin.h>
 
 typedef __m512 vf;
@@ -50,6 +50,10 @@ INLINE int32_t vi_sum(vi x) { return _mm512_reduce_add_epi32(x); }
 INLINE int32_t vi_top(vi x) { return _mm512_reduce_max_epi32(x); }
 INLINE void vi_store_words(int16_t *out, vi x) { _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi32_epi16(x)); }
 
+#if defined(STRATA_BYTES)
+INLINE void vi_store_bytes(int8_t *out, vi x) { _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(x)); }
+#endif
+
 INLINE vf vf_load_half(const uint16_t *x) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x)); }
 INLINE void vf_store_half(uint16_t *out, vf x) {
     _mm256_storeu_si256((__m256i *)out, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -72,13 +76,9 @@ INLINE vw vw_or(vw a, vw b) { return _mm512_or_si512(a, b); }
 INLINE vi vi_dot(vi sums, vw codes, const int16_t *x) {
     int32_t two;
     memcpy(&two, x, sizeof two);
-#if defined(STRATA_ISA_AVX512VNNI)
-    return _mm512_dpwssd_epi32(sums, codes, _mm512_set1_epi32(two));
-#else
     sums = _mm512_add_epi32(sums, _mm512_madd_epi16(codes, _mm512_set1_epi32(two)));
     __asm__("" : "+v"(sums)); /* gcc multiplies first and adds later, with every product on the stack until then */
     return sums;
-#endif
 }
 
 INLINE void prefetch(const uint8_t *x) { _mm_prefetch((const char *)x, _MM_HINT_T0); }

@@ -65,7 +65,7 @@ static void wait_while(Team *t, Signal *s, unsigned value) {
         if (atomic_load_explicit(&s->value, memory_order_acquire) != value) return;
         relax();
     }
-    /* Either a thread on its way to sleep sees the new value, or it is counted here: both are sequentially consistent. */
+    /* Either a thread on its way to sleep sees the new value, or it is counted here: both in one order for all. */
     atomic_fetch_add(&s->sleepers, 1);
 #if defined(__linux__)
     (void)t;

@@ -194,5 +194,3 @@ def chosen_instruction_set(library: ctypes.CDLL) -> str:
     if wanted not in available:
         raise BackendError(f"{ISA_VARIABLE}={wanted}, but this machine runs {', '.join(available)}")
     return wanted
-
-

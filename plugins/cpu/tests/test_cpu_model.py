@@ -66,19 +66,28 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
 def test_logits_and_perplexity_are_those_of_float32(
-    cpu: ModelRunner, prompts: Sequence[NDArray[np.int32]], expected: Sequence[NDArray[np.float32]]
+    source: GGUFFile,
+    prompts: Sequence[NDArray[np.int32]],
+    expected: Sequence[NDArray[np.float32]],
+    kv_type: str,
 ) -> None:
+    """Every position where K/V are exact. Of about a thousand one is chaotic: K/V of 16 bits turn its logits to a cosine
+    of 0.9990 on the reference backend too; so with those it is the prompts' ends, and the mean."""
     assert len(prompts) >= 20
+    cpu = runner_of(source, make(), kv_type)
     losses = {"cpu": 0.0, "float32": 0.0}
     for prompt, wanted in zip(prompts, expected, strict=True):
         logits = cpu.logits(prompt)
         norms = np.linalg.norm(logits, axis=1) * np.linalg.norm(wanted, axis=1)
-        assert ((logits * wanted).sum(axis=1) / norms).min() >= 0.9995
+        cosines = (logits * wanted).sum(axis=1) / norms
         p, q = log_softmax(wanted), log_softmax(logits)
         divergence = (np.exp(p) * (p - q)).sum(axis=1)
-        assert divergence[-1] <= 5e-3
-        # Of about a thousand rows one is chaotic: K/V of 16 bits move it by 0.07 on the reference backend too.
+        judged = slice(None) if kv_type == "f32" else slice(-1, None)
+        assert cosines[judged].min() >= 0.9995
+        assert divergence[judged].max() <= 5e-3
+        assert cosines.mean() >= 0.9995
         assert divergence.mean() <= 5e-3
         following = np.arange(len(prompt) - 1), prompt[1:]
         losses["cpu"] -= q[following].sum()
@@ -103,9 +112,7 @@ def test_a_prompt_has_the_same_bits_whole_in_chunks_token_by_token_and_beside_ot
     assert logits.tobytes() == whole.tobytes()
 
 
-def test_threads_do_not_change_bits(
-    source: GGUFFile, cpu: ModelRunner, prompts: Sequence[NDArray[np.int32]]
-) -> None:
+def test_threads_do_not_change_bits(source: GGUFFile, cpu: ModelRunner, prompts: Sequence[NDArray[np.int32]]) -> None:
     for threads in (1, 3):
         other = runner_of(source, make(threads), "f16")
         for prompt in prompts[:2]:
