@@ -102,6 +102,18 @@ class Live:
         if self.states is not None:
             self.states.advance(len(self.tokens), keep=former in self._stops)
 
+    def accept(self, tokens: np.ndarray, count: int) -> int:
+        """A step has computed these tokens, of which the first ``count`` are right and the others were guessed wrong.
+
+        :returns: how many of the right ones have to be computed once more: all, where a recurrent state has gone past
+            them. The others leave no trace.
+        """
+        exact = self.states is None or count == len(tokens)
+        if exact:
+            self.extend(tokens[:count])
+        self.table.truncate(len(self.tokens))
+        return 0 if exact else count
+
     def adopt(self, pages: HeldPages, tokens: np.ndarray) -> None:
         """Begin with pages that hold the K/V of ``tokens``; the caller releases its own handle."""
         self.table.adopt(pages)

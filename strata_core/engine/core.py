@@ -41,11 +41,14 @@ LEAST_MEASURED_ROWS = 32
 
 @attrs.frozen
 class CoreOptions:
-    """:ivar parallel: number of slots; :ivar max_context: most tokens of a sequence."""
+    """:ivar parallel: number of slots; :ivar max_context: most tokens of a sequence.
+    :ivar lookup: most tokens guessed ahead per step of a reply; 0 guesses none.
+    """
 
     parallel: int
     max_context: int
     agenda: BatchAgenda = attrs.field(factory=BatchAgenda)
+    lookup: int = 0
 
 
 class EngineCore:
@@ -74,7 +77,7 @@ class EngineCore:
         self._tokenizer = tokenizer
         pools = [*keeper.pools, *([keeper.state_pool] if keeper.state_pool is not None else [])]
         self._stepper = Stepper(model, [pool.store for pool in pools], keeper.reclaim)
-        self._admission = Admission(keeper, tokenizer, self.slots, options.max_context)
+        self._admission = Admission(keeper, tokenizer, self.slots, options.max_context, options.lookup)
         self._emit = emit
         self._ended = ended
         self._trace = trace
@@ -111,15 +114,13 @@ class EngineCore:
         return bool(restoring)
 
     def _plan(self) -> list[Rows]:
-        decoders = [slot for slot in self.slots if slot.task is not None and slot.task.pending is not None]
+        decoders = self._decoders()
         reading = sorted((s for s in self.slots if s.reading), key=lambda s: s.task.started if s.task else 0.0)
         readers = [Reader(s.id, len(s.task.prompt) - s.computed, s.task.starved) for s in reading if s.task]
         agenda = self.options.agenda
-        shares = share_rows(len(decoders), readers, chunk=agenda.chunk, budget=agenda.budget, age=agenda.age)
-        parts = []
-        for slot in decoders:
-            assert slot.task is not None
-            parts.append(Rows(slot, np.array([slot.task.pending], np.int32), True))
+        rows = sum(len(part.tokens) for part in decoders)
+        shares = share_rows(rows, readers, chunk=agenda.chunk, budget=agenda.budget, age=agenda.age)
+        parts = decoders
         for slot in reading:
             task, rows = slot.task, shares.get(slot.id, 0)
             assert task is not None
@@ -127,7 +128,26 @@ class EngineCore:
             if rows:
                 done = slot.computed
                 rows = slot.live.until_stop(rows) if slot.live is not None else rows
-                parts.append(Rows(slot, task.prompt[done : done + rows], done + rows == len(task.prompt)))
+                parts.append(Rows(slot, task.prompt[done : done + rows], int(done + rows == len(task.prompt))))
+        return parts
+
+    def _decoders(self) -> list[Rows]:
+        """Rows of the replies that are being generated, with drafts where there are any."""
+        decoding = [slot for slot in self.slots if slot.task is not None and slot.task.pending is not None]
+        share = self.options.agenda.budget // max(1, len(decoding))
+        parts = []
+        for slot in decoding:
+            task, live = slot.task, slot.live
+            assert task is not None
+            assert task.pending is not None
+            assert live is not None
+            tokens = task.pending
+            if len(tokens) == 1 and task.drafter.most:
+                text = np.concatenate([live.tokens.view(), tokens])
+                room = min(task.limit - task.generated, self.options.max_context - len(text), share) - 1
+                tokens = np.concatenate([tokens, task.drafter.propose(text, room)])
+            drafts = len(tokens) - len(task.pending)
+            parts.append(Rows(slot, tokens, drafts + 1, drafts))
         return parts
 
     def _account(self, parts: list[Rows], elapsed: float) -> None:
@@ -152,11 +172,32 @@ class EngineCore:
             self._failed(slot, task, part.error)
             return
         if part.logits is not None:
-            self._generate(slot, task, part.logits)
+            self._generate(slot, task, part, part.logits)
         elif task.request.progress:
             task.handle.put(Progress(slot.computed, len(task.prompt), task.cached))
 
-    def _generate(self, slot: Slot, task: Task, logits: np.ndarray) -> None:
+    def _generate(self, slot: Slot, task: Task, part: Rows, logits: np.ndarray) -> None:
+        """Sample what follows the last known token, and then each draft for as long as they are right."""
+        known, right = len(part.tokens) - part.drafts, 0
+        while True:
+            token, end = self._sample(task, logits[right])
+            if end is not None or right == part.drafts or token != part.tokens[known + right]:
+                break
+            right += 1
+        again: np.ndarray = part.tokens[:0]
+        if part.drafts:
+            assert slot.live is not None
+            again = part.tokens[: slot.live.accept(part.tokens, known + right)]
+            task.drafter.learn(part.drafts, right)
+            self.counters.drafted_tokens += part.drafts
+            self.counters.accepted_tokens += right
+        if end is not None:
+            self._finish(slot, task, end)
+        else:
+            task.pending = np.append(again, np.int32(token))
+
+    def _sample(self, task: Task, logits: np.ndarray) -> tuple[int, str | None]:
+        """The next token, handed out, and why the reply ends with it, if it does."""
         request = task.request
         banned = self._tokenizer.end_ids if request.ignore_eos else frozenset()
         token = task.sampler.next(logits, banned)
@@ -166,19 +207,15 @@ class EngineCore:
         task.generated += 1
         self.counters.generated_tokens += 1
         if token in self._tokenizer.end_ids and not request.ignore_eos:
-            self._finish(slot, task, "stop")
-            return
+            return token, "stop"
         text = task.text.push(token)
         infos: tuple[TokenInfo, ...] = ()
         if request.sampling.logprobs is not None:
             infos = (token_info(logits, token, request.sampling.logprobs, self._tokenizer),)
         task.handle.put(Delta(text, (token,), infos))
         if task.text.stopped is not None:
-            self._finish(slot, task, "stop")
-        elif task.generated >= task.limit:
-            self._finish(slot, task, "length")
-        else:
-            task.pending = token
+            return token, "stop"
+        return token, "length" if task.generated >= task.limit else None
 
     # -- beginnings and ends ------------------------------------------------------------------------------------
 

@@ -145,7 +145,7 @@ def _assemble(
         state_pool=state_pool,
         archive=next((store for store in stores if isinstance(store, Archive)), None),
     )
-    core_options = CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda)
+    core_options = CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda, settings.lookup)
     facts: dict[str, object] = {
         "backend": backend.name,
         "kv": kv_type,
@@ -267,4 +267,4 @@ def _keeper_options(settings: Settings, levels: Sequence[Level], plan: MemoryPla
 
 
 def _model_name(path: Path) -> str:
-    return path.stem
+    return path.resolve().name if path.is_dir() else path.stem

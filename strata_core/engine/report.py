@@ -24,6 +24,8 @@ def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
         prompt_tokens_total=counters.prompt_tokens,
         read_tokens_total=counters.read_tokens,
         generated_tokens_total=counters.generated_tokens,
+        drafted_tokens_total=counters.drafted_tokens,
+        accepted_tokens_total=counters.accepted_tokens,
         reused_tokens_total=dict(counters.reused),
         reread_tokens_total=dict(counters.reread),
         parked=ram.entries if ram else 0,

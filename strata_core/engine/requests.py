@@ -192,6 +192,7 @@ class RequestRecord:
     :ivar reused: tokens by source (``live``, ``ram``, ...).
     :ivar reread: tokens read although they had been computed once, by reason.
     :ivar why: one phrase on the tokens that were read: ``new text``, ``diverged at position p``, ``never stored`` ...
+    :ivar drafted_tokens: guessed ahead; :ivar accepted_tokens: of these, those that were right.
     :ivar queued_s: from submission to a slot; :ivar read_s: reading the prompt; :ivar generate_s: first to last token.
     """
 
@@ -211,6 +212,8 @@ class RequestRecord:
     slot: int | None
     why: str = ""
     tenant: str = ""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @classmethod
     def unstarted(cls, handle: RequestHandle, status: str) -> RequestRecord:

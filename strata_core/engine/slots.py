@@ -14,6 +14,7 @@ from strata_core.conversations.ladder import Found
 from strata_core.conversations.live import Live
 from strata_core.conversations.matching import Candidate
 from strata_core.conversations.restoring import Restore
+from strata_core.engine.drafts import Drafter
 from strata_core.engine.requests import Request, RequestHandle, RequestRecord, Reread
 from strata_core.engine.sampling import Sampler
 from strata_core.engine.text import ReplyText
@@ -25,7 +26,9 @@ class Task:
 
     :ivar prompt: ids to read: the request's, or a respelling that a text match gave.
     :ivar limit: most tokens it may generate.
-    :ivar pending: the token sampled last, whose K/V the next step computes; None while the prompt is read.
+    :ivar pending: what the next step computes: the token sampled last, and before it those whose state went past them;
+        None while the prompt is read.
+    :ivar drafter: guesses what follows.
     :ivar origin: the stored entry it resumed from, if any: suspect if its first step fails.
     :ivar restore: what is being brought back before the prompt is read, and ``candidate`` what for; ``excluded`` are
         entries that could not be.
@@ -41,7 +44,8 @@ class Task:
     slot: int
     cached: int = 0
     generated: int = 0
-    pending: int | None = None
+    pending: np.ndarray | None = None
+    drafter: Drafter = attrs.field(factory=lambda: Drafter(0))
     starved: int = 0
     origin: Found | None = None
     candidate: Candidate | None = None
@@ -85,6 +89,8 @@ class Task:
             slot=self.slot,
             why=self.why,
             tenant=self.request.tenant,
+            drafted_tokens=self.drafter.drafted,
+            accepted_tokens=self.drafter.accepted,
         )
 
 

@@ -18,14 +18,16 @@ log = logging.getLogger("strata.engine")
 
 @attrs.define(eq=False)
 class Rows:
-    """A slot's part of a step: the ids to compute, and whether logits of the last one are wanted.
+    """A slot's part of a step: the ids to compute, and of how many of the last ones logits are wanted.
 
-    :ivar logits: float32 ``(vocab,)`` after the step, where wanted; :ivar error: why there are none.
+    :ivar drafts: how many of the last ids are guesses. Then whoever reads the logits appends those that were right.
+    :ivar logits: float32 ``(wanted, vocab)`` after the step, where any are; :ivar error: why there are none.
     """
 
     slot: Slot
     tokens: np.ndarray
-    wanted: bool
+    wanted: int
+    drafts: int = 0
     logits: np.ndarray | None = None
     error: StrataError | None = None
 
@@ -43,7 +45,8 @@ class Stepper:
         self.failures = 0
 
     def run(self, parts: Sequence[Rows]) -> None:
-        """Compute all parts together, append their ids to the slots' tokens, and set ``logits``.
+        """Compute all parts together, append their ids (unless there are drafts among them) to the slots' tokens, and
+        set ``logits``.
 
         A part that fails gets ``error`` instead and its slot's tokens stay as they were. When the whole step fails,
         every part is tried alone, so that a request which cannot be computed does not take others with it.
@@ -81,17 +84,19 @@ class Stepper:
             self.failures += 1
             log.exception("a step of %d rows failed", sum(len(p.tokens) for p in parts))
             return error if isinstance(error, StrataError) else BackendError(f"{type(error).__name__}: {error}")
-        wanted = iter(logits)
+        row = 0
         for part in parts:
             assert part.slot.live is not None
-            part.slot.live.extend(part.tokens)
-            part.logits = next(wanted) if part.wanted else None
+            if not part.drafts:
+                part.slot.live.extend(part.tokens)
+            part.logits = logits[row : row + part.wanted] if part.wanted else None
+            row += part.wanted
         return None
 
 
 def _batch(parts: Sequence[Rows], lookback: int) -> Batch:
     spans = []
-    outputs = []
+    outputs: list[int] = []
     row = 0
     for part in parts:
         live = part.slot.live
@@ -101,7 +106,6 @@ def _batch(parts: Sequence[Rows], lookback: int) -> Batch:
         before = live.tokens.view()[start - min(start, lookback) :].copy()
         spans.append(Span(start, rows, live.table.arrays(start + rows), state, before))
         row += rows
-        if part.wanted:
-            outputs.append(row - 1)
+        outputs += range(row - part.wanted, row)
     tokens = np.concatenate([part.tokens for part in parts]).astype(np.int32)
     return Batch(tokens, tuple(spans), np.array(outputs, np.int32))

@@ -45,6 +45,8 @@ SOURCES = (
     _Source("prompt_tokens_total", "strata:prompt_tokens", "Tokens of all prompts, read or not."),
     _Source("read_tokens_total", "strata:read_tokens", "Prompt tokens that were computed."),
     _Source("generated_tokens_total", "strata:generated_tokens", "Tokens generated."),
+    _Source("drafted_tokens_total", "strata:drafted_tokens", "Tokens guessed ahead."),
+    _Source("accepted_tokens_total", "strata:accepted_tokens", "Guessed tokens that were right."),
     _Source("reused_tokens_total", "strata:reused_tokens", "Prompt tokens not computed again, by source.", "source"),
     _Source("reread_tokens_total", "strata:reread_tokens", "Tokens computed again, by reason.", "reason"),
     _Source("parked", "strata:parked_conversations", "Conversations parked in RAM.", gauge=True),

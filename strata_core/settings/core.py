@@ -53,7 +53,7 @@ class Settings:
         "default",
         section=MODEL,
         metavar="NAME|PATH",
-        help="Model to serve: a name from `strata models list` or a file.",
+        help="Model to serve: a name from `strata models`, a GGUF file or a Hugging Face folder.",
     )
     alias: tuple[str, ...] = setting(
         (), section=MODEL, metavar="NAME", help="Name under which clients see the model, instead of its own."
@@ -233,6 +233,13 @@ class Settings:
         kind=Kind.PAIRS,
         section=SERVING,
         help="Rows of a step: most prompt rows, most rows in all, steps after which a starved prompt goes first.",
+    )
+    lookup: int = setting(
+        0,
+        section=SERVING,
+        minimum=0,
+        maximum=64,
+        help="Most tokens guessed ahead per step: what followed the last ones earlier in the text; 0 guesses none.",
     )
     reasoning_parser: str = setting(
         "auto",

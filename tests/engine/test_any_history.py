@@ -125,11 +125,11 @@ def test_any_history(driver: Any, backend: str, kind: str, tiny_hybrid_model: Pa
         return driver.undriven(**(own | overrides))  # type: ignore[no-any-return]
 
     machine = type("Machine", (Histories,), {"make": staticmethod(make)})
+    examples = {("numpy", "dense"): 15, ("numpy", "hybrid"): 5, ("shadow", "dense"): 6, ("shadow", "hybrid"): 2}
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples={("numpy", "dense"): 15, ("numpy", "hybrid"): 5, ("shadow", "dense"): 6}.get((backend, kind), 2),
-            stateful_step_count=25, deadline=None, derandomize=True,
+            max_examples=examples[backend, kind], stateful_step_count=25, deadline=None, derandomize=True,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip
