@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strata_core.models.base import Family, ModelOptions
-from strata_core.models.hybrid.feed_forward import DenseFeedForward
+from strata_core.models.hybrid.feed_forward import load_dense
 from strata_core.models.hybrid.model import HybridModel
 from strata_core.models.hybrid.sizes import HybridSizes
 from strata_core.models.keys import Keys
+from strata_core.models.loading import Block
 
 if TYPE_CHECKING:
     from strata_core.compute.base import Backend
@@ -34,7 +35,7 @@ def load(source: WeightSource, backend: Backend, options: ModelOptions) -> Hybri
         ARCHITECTURE,
         sizes,
         tiled=True,
-        feed_forward=lambda prefix, width: DenseFeedForward.load(source, backend, prefix, "", width, ffn),
+        feed_forwards=[load_dense(Block(source, backend, n), sizes.width, ffn) for n in range(sizes.decoder.layers)],
         facts={},
     )
 

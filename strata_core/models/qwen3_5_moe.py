@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from strata_core.models.base import Family, ModelOptions
-from strata_core.models.hybrid.feed_forward import MixtureSizes, SharedExpertMixture
+from strata_core.models.hybrid.feed_forward import MixtureSizes, load_mixtures
 from strata_core.models.hybrid.model import HybridModel
 from strata_core.models.hybrid.sizes import HybridSizes
 from strata_core.models.keys import Keys
@@ -33,7 +33,7 @@ def load(source: WeightSource, backend: Backend, options: ModelOptions) -> Hybri
         ARCHITECTURE,
         sizes,
         tiled=True,
-        feed_forward=lambda prefix, width: SharedExpertMixture.load(source, backend, prefix, width, mixture),
+        feed_forwards=load_mixtures(source, backend, sizes.decoder.layers, sizes.width, mixture),
         facts=attrs.asdict(mixture),
     )
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from strata_core.compute.base import Backend, Batch, PageStore
 from strata_core.models.base import Family, Geometry, Model, ModelOptions
 from strata_core.models.hybrid.delta_net import DeltaNet
-from strata_core.models.hybrid.feed_forward import MixtureSizes, SharedExpertMixture
+from strata_core.models.hybrid.feed_forward import MixtureSizes, load_mixtures
 from strata_core.models.hybrid.gated_attention import GatedAttention, IndexSizes
 from strata_core.models.hybrid.hyper import StreamMixer
 from strata_core.models.hybrid.model import STATES
@@ -31,6 +31,7 @@ from strata_core.models.hybrid.ngrams import NGramEmbedding, NGramHash
 from strata_core.models.hybrid.sizes import HybridSizes
 from strata_core.models.hybrid.vocabulary import load_vocabulary
 from strata_core.models.keys import Keys
+from strata_core.models.stack import MixtureFeedForward
 from strata_core.pool.layout import PageLayout
 from strata_core.weights.rows import RowTable, open_rows
 
@@ -144,7 +145,7 @@ class Qwen4Layer:
     mixer_streams: StreamMixer
     mixer: DeltaNet | GatedAttention
     ffn_streams: StreamMixer
-    ffn: SharedExpertMixture
+    ffn: MixtureFeedForward
 
 
 class Qwen4Model(Model):
@@ -162,9 +163,9 @@ class Qwen4Model(Model):
             self._table = open_rows(source.require(TABLE), options.ple_io, options.ple_cache_bytes)
         layers: list[Qwen4Layer] = []
         state = 0
-        for number in range(sizes.decoder.layers):
-            layers.append(self._load_layer(source, number, state))
-            state += 0 if sizes.attends(number) else 2
+        for ffn in load_mixtures(source, backend, sizes.decoder.layers, sizes.width, c.mixture):
+            layers.append(self._load_layer(source, ffn, state))
+            state += 0 if sizes.attends(ffn.number) else 2
         self._layers = tuple(layers)
         self._last = self._streams(source, "output_hc_", injects=False)
         self.geometry = Geometry(
@@ -178,8 +179,8 @@ class Qwen4Model(Model):
             source, self._backend, prefix, streams=c.streams, width=width, rank=c.rank, eps=eps, injects=injects
         )
 
-    def _load_layer(self, source: WeightSource, number: int, state: int) -> Qwen4Layer:
-        c, b, prefix = self._config, self._backend, f"blk.{number}."
+    def _load_layer(self, source: WeightSource, ffn: MixtureFeedForward, state: int) -> Qwen4Layer:
+        c, b, number, prefix = self._config, self._backend, ffn.number, f"blk.{ffn.number}."
         mixer: DeltaNet | GatedAttention
         if c.sizes.attends(number):
             mixer = GatedAttention.load(source, b, c.sizes, number, self._rotation, c.index)
@@ -190,7 +191,7 @@ class Qwen4Model(Model):
             mixer_streams=self._streams(source, prefix + "hc_attn_"),
             mixer=mixer,
             ffn_streams=self._streams(source, prefix + "hc_ffn_"),
-            ffn=SharedExpertMixture.load(source, b, prefix, c.sizes.width, c.mixture),
+            ffn=ffn,
         )
 
     def _load_ngrams(self, source: WeightSource, number: int) -> NGramEmbedding | None:
@@ -251,7 +252,7 @@ class Qwen4Model(Model):
                     return np.empty((0, self.geometry.vocab), np.float32)
                 x = b.select_outputs(step, x)
             mixed, weights = layer.ffn_streams.mix(x)
-            x = layer.ffn_streams.inject(x, layer.ffn.forward(mixed), weights)
+            x = layer.ffn_streams.inject(x, layer.ffn.apply(b, mixed), weights)
         return b.to_host(b.linear(self._last.mix(x)[0], self._output))
 
 

@@ -87,7 +87,7 @@ class MixtureFeedForward:
     router: Router
     experts: ExpertSource
     spec: ExpertSpec
-    shared: GatedFeedForward | None = None
+    shared: FeedForward | None = None
 
     def apply(self, b: Backend, x: Array) -> Array:
         ids, weights = b.route(x, self.router)

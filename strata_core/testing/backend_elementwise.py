@@ -9,7 +9,7 @@ from strata_core.compute.base import Backend
 from strata_core.testing import formulas
 from strata_core.testing.backend_kit import BackendKit, random_rows, stored
 
-ACTIVATIONS = ("silu", "gelu_tanh", "sigmoid", "softplus", "relu", "tanh")
+ACTIVATIONS = ("silu", "gelu_tanh", "sigmoid", "softplus", "relu", "tanh", "signed_root")
 
 
 class ElementwiseTests(BackendKit):
@@ -71,6 +71,12 @@ class ElementwiseTests(BackendKit):
         for width in (24, 8):
             out = backend.l2_norm(backend.from_host(x), width, 1e-6)
             self.close_to(backend.to_host(out), formulas.l2_norm(x, width, 1e-6))
+
+    @pytest.mark.parametrize("groups", [1, 3, 24])
+    def test_group_dot_has_a_column_for_each_group(self, backend: Backend, groups: int) -> None:
+        x, y = random_rows(1, 5, 24), random_rows(2, 5, 24)
+        expected = (x.astype(np.float64) * y).reshape(5, groups, -1).sum(axis=2)
+        self.close_to(backend.to_host(backend.group_dot(backend.from_host(x), backend.from_host(y), groups)), expected)
 
     def test_group_norm_has_a_weight_for_every_column(self, backend: Backend) -> None:
         x, weight = random_rows(1, 5, 24), random_rows(2, 24)

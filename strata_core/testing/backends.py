@@ -16,11 +16,23 @@ from __future__ import annotations
 from strata_core.testing.backend_attention import AttentionTests
 from strata_core.testing.backend_elementwise import ElementwiseTests
 from strata_core.testing.backend_families import FamilyTests
+from strata_core.testing.backend_indexed import IndexedTests
 from strata_core.testing.backend_mixture import MixtureTests
 from strata_core.testing.backend_models import ModelTests
 from strata_core.testing.backend_operations import OperationTests
 from strata_core.testing.backend_pages import PageTests
+from strata_core.testing.backend_recurrent import RecurrentTests
 
 
-class BackendTests(OperationTests, ElementwiseTests, MixtureTests, AttentionTests, PageTests, ModelTests, FamilyTests):
+class BackendTests(
+    OperationTests,
+    ElementwiseTests,
+    MixtureTests,
+    AttentionTests,
+    IndexedTests,
+    RecurrentTests,
+    PageTests,
+    ModelTests,
+    FamilyTests,
+):
     """All of a backend's conformance tests. Override :meth:`make_backend`, and the tolerances where needed."""

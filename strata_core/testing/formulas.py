@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_core.compute.base import AttentionSpec, ExpertSpec, Rotation, Router
+from strata_core.compute.base import AttentionSpec, ExpertSpec, Indexer, Rotation, Router
 
 Doubles = NDArray[np.float64]
 
@@ -32,6 +32,8 @@ def activation(name: str, x: NDArray[Any]) -> Doubles:
         return np.asarray(np.where(x > 0, x, 0.0))
     if name == "tanh":
         return np.asarray(np.tanh(x))
+    if name == "signed_root":
+        return np.asarray(np.sign(x) * np.sqrt(np.maximum(np.abs(x), 1e-6)))
     return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
 
 
@@ -135,3 +137,56 @@ def expert(gate: Doubles, up: Doubles, spec: ExpertSpec) -> Doubles:
         return activation(spec.activation, gate) * up
     gate, up = np.minimum(gate, spec.limit), np.clip(up, -spec.limit, spec.limit)
     return np.asarray(gate * activation("sigmoid", 1.702 * gate) * (up + 1))
+
+
+def causal_conv(x: NDArray[Any], weight: NDArray[Any], dilation: int) -> Doubles:
+    """Of one sequence from its beginning, one position and tap at a time: ``(positions, channels)``."""
+    out = np.zeros(x.shape)
+    kernel = weight.shape[1]
+    for position in range(len(x)):
+        for tap in range(kernel):
+            source = position - (kernel - 1 - tap) * dilation
+            if source >= 0:
+                out[position] += weight[:, tap].astype(np.float64) * x[source]
+    return out
+
+
+def gated_delta(
+    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], decay: NDArray[Any], beta: NDArray[Any]
+) -> tuple[Doubles, Doubles]:
+    """Of one sequence from its beginning, one position and value head at a time.
+
+    :param q: ``(positions, key_heads, key_dim)``; :param k: the same.
+    :param v: ``(positions, value_heads, value_dim)``.
+    :param decay: ``(positions, value_heads)``; :param beta: the same.
+    :returns: ``(positions, value_heads * value_dim)``, and the last state ``(value_heads, key_dim, value_dim)``.
+    """
+    heads, per = v.shape[1], v.shape[1] // k.shape[1]
+    state = np.zeros((heads, k.shape[2], v.shape[2]))
+    out = np.zeros(v.shape)
+    for position in range(len(v)):
+        for head in range(heads):
+            key, query = (x[position, head // per].astype(np.float64) for x in (k, q))
+            s = np.exp(np.float64(decay[position, head])) * state[head]
+            state[head] = s + np.outer(key, beta[position, head] * (v[position, head] - key @ s))
+            out[position, head] = query @ state[head]
+    return out.reshape(len(v), -1), state
+
+
+def chosen_positions(
+    index_q: NDArray[Any], index_k: NDArray[Any], position: int, indexer: Indexer, key_norm: NDArray[Any]
+) -> list[int]:
+    """What a row of sparse attention attends.
+
+    :param index_q: ``(heads, dim)`` of the row; :param index_k: ``(positions, dim)``.
+    """
+    size = indexer.block
+    blocks = (position + 1) // size
+    scores = []
+    for block in range(blocks):
+        mean = index_k[block * size : (block + 1) * size].astype(np.float64).mean(axis=0, keepdims=True)
+        key = rope(rms_norm(mean, key_norm, indexer.eps), np.array([block * size]), indexer.rotation, 1)[0]
+        scores.append(np.maximum(index_q.astype(np.float64) @ key, 0).sum() / np.sqrt(indexer.dim))
+    best = sorted(range(blocks), key=lambda block: (-scores[block], block))[: indexer.top]
+    inside = [block * size + i for block in sorted(best) for i in range(size)]
+    return inside + list(range(blocks * size, position + 1))

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
 from strata_core.compute.base import Array, Backend, ExpertSpec, Router
+from strata_core.experts import ExpertTensors, ResidentExperts
 from strata_core.models.keys import Keys
+from strata_core.models.loading import Block
+from strata_core.models.stack import GatedFeedForward, MixtureFeedForward
 from strata_core.weights.tensor import StoredTensor
 
 if TYPE_CHECKING:
     from strata_core.weights.source import WeightSource
-
-
-class FeedForward(Protocol):
-    """The part of a layer that looks at single rows."""
-
-    def forward(self, x: Array) -> Array:
-        """``(rows, width)`` to ``(rows, width)``."""
-
-
-@attrs.frozen(eq=False)
-class DenseFeedForward:
-    """A gated MLP with SiLU. :ivar gate_up: the two matrices, stacked in this order."""
-
-    backend: Backend
-    gate_up: Array
-    down: Array
-
-    @classmethod
-    def load(
-        cls, source: WeightSource, backend: Backend, prefix: str, suffix: str, width: int, ffn: int
-    ) -> DenseFeedForward:
-        """:param suffix: of the tensors' names, ``_shexp`` for a shared expert."""
-        gate, up = (source.require(f"{prefix}ffn_{part}{suffix}.weight", (ffn, width)) for part in ("gate", "up"))
-        down = source.require(f"{prefix}ffn_down{suffix}.weight", (width, ffn))
-        return cls(backend, backend.matrix(gate, up), backend.matrix(down))
-
-    def forward(self, x: Array) -> Array:
-        return self.backend.gated_mlp(x, self.gate_up, self.down, "silu")
 
 
 @attrs.frozen
@@ -51,7 +26,7 @@ class MixtureSizes:
 
     experts: int
     top: int
-    ffn: int
+    expert_ffn: int
     shared_ffn: int
     scale: float
     normalise: bool
@@ -61,11 +36,11 @@ class MixtureSizes:
         """:raises ModelFileError: a key is missing or impossible."""
         experts, top = keys.size("expert_count"), keys.size("expert_used_count")
         if top > experts:
-            raise keys.wrong("expert_used_count", f"there are only {experts} experts")
+            raise keys.wrong("expert_used_count", f"the model has {experts} experts")
         return cls(
             experts=experts,
             top=top,
-            ffn=keys.size("expert_feed_forward_length"),
+            expert_ffn=keys.size("expert_feed_forward_length"),
             shared_ffn=keys.size("expert_shared_feed_forward_length"),
             scale=keys.number("expert_weights_scale", 0.0) or 1.0,
             normalise=keys.flag("expert_weights_norm", True),
@@ -73,54 +48,52 @@ class MixtureSizes:
 
 
 @attrs.frozen(eq=False)
-class SharedExpertMixture:
-    """Chosen experts, and one for every row that is gated by a single projection (Qwen2-MoE).
+class SharedExpert:
+    """An expert for every row, which a single projection of the row gates (Qwen2-MoE). :ivar gate: ``(1, width)``."""
 
-    :ivar shared_gate: matrix ``(1, width)``.
+    expert: GatedFeedForward
+    gate: Array
+
+    def apply(self, b: Backend, x: Array) -> Array:
+        """``(rows, width)`` to ``(rows, width)``."""
+        return b.multiply(self.expert.apply(b, x), b.activate(b.linear(x, self.gate), "sigmoid"))
+
+
+def load_dense(block: Block, width: int, ffn: int, suffix: str = "") -> GatedFeedForward:
     """
-
-    backend: Backend
-    router: Router
-    experts: Array
-    shared: DenseFeedForward
-    shared_gate: Array
-
-    @classmethod
-    def load(
-        cls, source: WeightSource, backend: Backend, prefix: str, width: int, sizes: MixtureSizes
-    ) -> SharedExpertMixture:
-        """:raises ModelFileError: a tensor is missing or has another shape."""
-        s = sizes
-        gate = source.require(prefix + "ffn_gate_inp_shexp.weight")
-        if gate.shape != (1, width):  # a dimension of 1 is left out by some writers
-            source.require(gate.name, (width,))
-            gate = StoredTensor(gate.name, (1, width), gate.type, gate.data)
-        return cls(
-            backend=backend,
-            router=Router(
-                weight=backend.matrix(source.require(prefix + "ffn_gate_inp.weight", (s.experts, width))),
-                top=s.top,
-                normalise=s.normalise,
-                scale=s.scale,
-            ),
-            experts=_take_experts(source, backend, prefix, width, s),
-            shared=DenseFeedForward.load(source, backend, prefix, "_shexp", width, s.shared_ffn),
-            shared_gate=backend.matrix(gate),
-        )
-
-    def forward(self, x: Array) -> Array:
-        b = self.backend
-        ids, weights = b.route(x, self.router)
-        mixed = b.mixture(x, ids, weights, self.experts, ExpertSpec())
-        gate = b.activate(b.linear(x, self.shared_gate), "sigmoid")
-        return b.add(mixed, b.multiply(self.shared.forward(x), gate))
+    :param suffix: of the tensors' names, ``_shexp`` for a shared expert.
+    :raises ModelFileError: a tensor is missing or of another shape.
+    """
+    gate_up = block.matrix(width, **{f"ffn_gate{suffix}": ffn, f"ffn_up{suffix}": ffn})
+    return GatedFeedForward(gate_up, block.matrix(ffn, **{f"ffn_down{suffix}": width}))
 
 
-def _take_experts(source: WeightSource, backend: Backend, prefix: str, width: int, s: MixtureSizes) -> Array:
-    """A layer's experts, whose gate and up matrices are one tensor or two."""
-    down = source.require(prefix + "ffn_down_exps.weight", (s.experts, width, s.ffn))
-    if source.get(prefix + "ffn_gate_up_exps.weight") is not None:
-        both = source.require(prefix + "ffn_gate_up_exps.weight", (s.experts, 2 * s.ffn, width))
-        return backend.experts(both, None, down)
-    gate, up = (source.require(f"{prefix}ffn_{part}_exps.weight", (s.experts, s.ffn, width)) for part in ("gate", "up"))
-    return backend.experts(gate, up, down)
+def load_mixtures(
+    source: WeightSource, backend: Backend, layers: int, width: int, sizes: MixtureSizes
+) -> tuple[MixtureFeedForward, ...]:
+    """Those of all layers. :raises ModelFileError: a tensor is missing or of another shape."""
+    blocks = [Block(source, backend, number) for number in range(layers)]
+    experts = ResidentExperts(backend, {block.number: _tensors(block, width, sizes) for block in blocks})
+    out = []
+    for block in blocks:
+        weight = block.matrix(width, ffn_gate_inp=sizes.experts)
+        router = Router(weight, sizes.top, normalise=sizes.normalise, scale=sizes.scale)
+        shared = SharedExpert(load_dense(block, width, sizes.shared_ffn, "_shexp"), _shared_gate(block, width))
+        out.append(MixtureFeedForward(block.number, router, experts, ExpertSpec(), shared))
+    return tuple(out)
+
+
+def _tensors(block: Block, width: int, sizes: MixtureSizes) -> ExpertTensors:
+    """A layer's experts, whose gate and up matrices are two tensors or one."""
+    count, ffn = sizes.experts, sizes.expert_ffn
+    if not block.has("ffn_gate_up_exps.weight"):
+        return block.experts(count, ffn, width)
+    both = block.tensor("ffn_gate_up_exps.weight", count, 2 * ffn, width)
+    return ExpertTensors(both, None, block.tensor("ffn_down_exps.weight", count, width, ffn))
+
+
+def _shared_gate(block: Block, width: int) -> Array:
+    tensor = block.source.require(f"blk.{block.number}.ffn_gate_inp_shexp.weight")
+    if tensor.shape != (width,):  # some writers leave out a dimension of 1
+        tensor = block.tensor("ffn_gate_inp_shexp.weight", 1, width)
+    return block.backend.matrix(StoredTensor(tensor.name, (1, width), tensor.type, tensor.data))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -11,10 +11,10 @@ import numpy as np
 from strata_core.compute.base import Array, Backend, Batch, PageStore
 from strata_core.models.base import Geometry, Model
 from strata_core.models.hybrid.delta_net import DeltaNet
-from strata_core.models.hybrid.feed_forward import FeedForward
 from strata_core.models.hybrid.gated_attention import GatedAttention
 from strata_core.models.hybrid.sizes import HybridSizes
 from strata_core.models.hybrid.vocabulary import load_vocabulary
+from strata_core.models.stack import FeedForward
 from strata_core.pool.layout import PageLayout
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class HybridModel(Model):
     """See the module's docstring.
 
     :param tiled: order of the value heads; see :mod:`strata_core.models.hybrid.delta_net`.
-    :param feed_forward: loads that part of a layer; is given the prefix of its tensors' names.
+    :param feed_forwards: that part of every layer.
     :param facts: what changes states and K/V beside the sizes.
     """
 
@@ -50,7 +50,7 @@ class HybridModel(Model):
         sizes: HybridSizes,
         *,
         tiled: bool,
-        feed_forward: Callable[[str, int], FeedForward],
+        feed_forwards: Sequence[FeedForward],
         facts: Mapping[str, str | int | float],
     ):
         s = self._sizes = sizes
@@ -78,7 +78,7 @@ class HybridModel(Model):
                     norm(prefix + "attn_norm"),
                     mixer,
                     norm(prefix + "post_attention_norm"),
-                    feed_forward(prefix, s.width),
+                    feed_forwards[number],
                 )
             )
         self._layers = tuple(layers)
@@ -104,5 +104,5 @@ class HybridModel(Model):
                 if not len(batch.outputs):
                     return np.empty((0, self.geometry.vocab), np.float32)
                 x = b.select_outputs(step, x)
-            x = b.add(x, layer.ffn.forward(b.rms_norm(x, layer.ffn_norm, eps)))
+            x = b.add(x, layer.ffn.apply(b, b.rms_norm(x, layer.ffn_norm, eps)))
         return b.to_host(b.linear(b.rms_norm(x, self._norm, eps), self._output))
