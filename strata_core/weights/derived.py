@@ -34,8 +34,8 @@ def renamed(tensor: StoredTensor, name: str, shape: tuple[int, ...] | None = Non
     """The same bytes under another name and, where given, in another shape of as many elements."""
     if tensor.derived and shape is not None:
         raise ValueError(f"{tensor.name} is derived; its rows cannot be counted in another way")
-    return StoredTensor(name, tensor.shape if shape is None else shape, tensor.type, tensor.rows if tensor.derived
-                        else tensor.data)
+    content = tensor.rows if tensor.derived else tensor.data
+    return StoredTensor(name, tensor.shape if shape is None else shape, tensor.type, content, tensor.place)
 
 
 def rearranged(name: str, array: Bits, type: str, lead: int = 1, shape: tuple[int, ...] | None = None) -> StoredTensor:

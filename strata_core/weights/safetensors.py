@@ -24,7 +24,7 @@ from strata_core.errors import ModelFileError, UnsupportedModel
 from strata_core.weights.mapped import map_file, unmap
 from strata_core.weights.quant import TYPES
 from strata_core.weights.quant.base import Bytes
-from strata_core.weights.tensor import StoredTensor
+from strata_core.weights.tensor import Place, StoredTensor
 
 #: Names of types: there and here. Bytes (quantised formats pack their codes into them) are taken as ``I8``.
 _DTYPES = {
@@ -78,7 +78,7 @@ def _read(path: Path, mapping: mmap.mmap) -> dict[str, StoredTensor]:
             raise ModelFileError(
                 f"{path}: tensor {name} has {end - begin} bytes, but its type and shape need {nbytes}", param=name
             )
-        found.append((begin, end, _tensor(name, shape, kind, mapping, start + begin, nbytes)))
+        found.append((begin, end, _tensor(name, shape, kind, mapping, Place(path, start + begin), nbytes)))
     found.sort(key=lambda item: item[:2])
     at = 0
     for begin, end, tensor in found:
@@ -134,15 +134,15 @@ def _entry(path: Path, name: str, entry: object) -> tuple[str, tuple[int, ...], 
 
 
 def _tensor(
-    name: str, shape: tuple[int, ...], kind: str, mapping: mmap.mmap, offset: int, nbytes: int
+    name: str, shape: tuple[int, ...], kind: str, mapping: mmap.mmap, place: Place, nbytes: int
 ) -> StoredTensor:
-    data = np.frombuffer(mapping, np.uint8, nbytes, offset) if nbytes else np.empty(0, np.uint8)
-    if offset % TYPES[kind].size == 0 or not nbytes:
-        return StoredTensor(name, shape, kind, data)
+    data = np.frombuffer(mapping, np.uint8, nbytes, place.offset) if nbytes else np.empty(0, np.uint8)
+    if place.offset % TYPES[kind].size == 0 or not nbytes:
+        return StoredTensor(name, shape, kind, data, place)
     # Old writers did not pad the header, and some processors cannot read numbers at odd addresses.
     row = nbytes // shape[0]
 
     def read(start: int, stop: int) -> Bytes:
         return np.array(data[start * row : stop * row])
 
-    return StoredTensor(name, shape, kind, read)
+    return StoredTensor(name, shape, kind, read, place)

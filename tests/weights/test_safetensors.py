@@ -34,6 +34,8 @@ def test_tensors_are_views_of_the_file(tmp_path: Path) -> None:
         tensor = file.tensors[name]
         assert (tensor.shape, tensor.nbytes, tensor.derived) == (array.shape, array.nbytes, False)
         np.testing.assert_array_equal(tensor.dequantise(), array.astype(np.float32))
+        assert tensor.place is not None and tensor.place.path == file.path
+        assert file.path.read_bytes()[tensor.place.offset :][: array.nbytes] == array.tobytes()
     kept = file.tensors["a"]
     file.close()
     np.testing.assert_array_equal(kept.dequantise(slice(1, 3)), arrays["a"][1:3])  # it keeps the map

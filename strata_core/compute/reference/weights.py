@@ -61,7 +61,10 @@ class Matrix:
             return self.dense[tokens]
         part = self.parts[0]
         kind = TYPES[part.type]
-        stored = part.data.reshape(part.shape[0], kind.nbytes(self.width))[tokens]
+        if part.derived:  # all of its data at once would be a copy of the matrix
+            stored = np.concatenate([part.rows(token, token + 1) for token in tokens.tolist()])
+        else:
+            stored = part.data.reshape(part.shape[0], kind.nbytes(self.width))[tokens]
         return dequantise(kind, stored.reshape(-1)).reshape(len(tokens), self.width)
 
 
