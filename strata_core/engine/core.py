@@ -76,6 +76,7 @@ class EngineCore:
         self.counters = Counters()
         self._tokenizer = tokenizer
         pools = [*keeper.pools, *([keeper.state_pool] if keeper.state_pool is not None else [])]
+        self.model = model
         self._stepper = Stepper(model, [pool.store for pool in pools], keeper.reclaim)
         self._admission = Admission(keeper, tokenizer, self.slots, options.max_context, options.lookup)
         self._emit = emit

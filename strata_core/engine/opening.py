@@ -90,6 +90,7 @@ def _assemble(
     undo.actions.append(backend.close)
     families = plugins.families().values()
     model = load_model(source, backend, families, _model_options(settings), lambda f: progress("loading weights", f))
+    undo.actions.append(model.close)
     progress("planning memory", 1.0)
     kv_type = _kv_type(settings.kv, backend)
     layouts, state_layout = model.layouts(kv_type, settings.page_tokens), model.state_layout()
@@ -183,6 +184,8 @@ def _model_options(settings: Settings) -> ModelOptions:
         rope_scaling=None if settings.rope_scaling == "model" else settings.rope_scaling,
         rope_freq_base=settings.rope_freq_base or None,
         rope_scale=settings.rope_scale or None,
+        ple_io=settings.ple_io,
+        ple_cache_bytes=settings.ple_cache_mib << 20,
     )
 
 

@@ -57,6 +57,7 @@ def snapshot(core: EngineCore, weights_bytes: int) -> EngineStats:
         engine_seconds=counters.engine_seconds,
         slots=tuple(_slot_info(slot, core.options.max_context) for slot in core.slots),
         levels=level_infos(core),
+        model_counts=dict(core.model.counters()),
     )
 
 

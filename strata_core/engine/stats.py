@@ -75,6 +75,7 @@ class EngineStats:
         although they had been computed once, by reason.
     :ivar drafted_tokens_total: tokens guessed ahead; :ivar accepted_tokens_total: of these, those that were right.
     :ivar step_rows_total: rows computed, prompt and decode together.
+    :ivar model_counts: what the model counts itself, see :meth:`strata_core.models.base.Model.counters`.
     """
 
     requests_total: Mapping[str, int]
@@ -117,6 +118,7 @@ class EngineStats:
     engine_seconds: float
     slots: tuple[SlotInfo, ...] = ()
     levels: tuple[LevelInfo, ...] = ()
+    model_counts: Mapping[str, int] = attrs.field(factory=dict)
 
 
 @attrs.define

@@ -67,7 +67,7 @@ class Model(ABC):
         """Everything beside weights and tokenizer that changes K/V: geometry, rope with overrides, norms' epsilon."""
 
     def counters(self) -> Mapping[str, int]:
-        """What the model counts beside its arithmetic, by name; nothing by default. Read by the engine's thread."""
+        """What the model counted since it was loaded, by name; nothing by default. Asked by the engine's thread."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most models hold nothing but what the backend holds

@@ -161,16 +161,23 @@ class Qwen4Model(Model):
         if c.ngrams is not None:
             self.lookback = c.ngrams.hashes[0].lookback
             self._table = open_rows(source.require(TABLE), options.ple_io, options.ple_cache_bytes)
-        layers: list[Qwen4Layer] = []
-        state = 0
-        for ffn in load_mixtures(source, backend, sizes.decoder.layers, sizes.width, c.mixture):
-            layers.append(self._load_layer(source, ffn, state))
-            state += 0 if sizes.attends(ffn.number) else 2
-        self._layers = tuple(layers)
-        self._last = self._streams(source, "output_hc_", injects=False)
+        try:
+            self._load(source, c)
+        except BaseException:
+            self.close()
+            raise
         self.geometry = Geometry(
             ARCHITECTURE, sizes.decoder.layers, sizes.width, vocabulary.size, sizes.decoder.context
         )
+
+    def _load(self, source: WeightSource, c: Qwen4Config) -> None:
+        layers: list[Qwen4Layer] = []
+        state = 0
+        for ffn in load_mixtures(source, self._backend, c.sizes.decoder.layers, c.sizes.width, c.mixture):
+            layers.append(self._load_layer(source, ffn, state))
+            state += 0 if c.sizes.attends(ffn.number) else 2
+        self._layers = tuple(layers)
+        self._last = self._streams(source, "output_hc_", injects=False)
 
     def _streams(self, source: WeightSource, prefix: str, *, injects: bool = True) -> StreamMixer:
         c = self._config
@@ -232,7 +239,10 @@ class Qwen4Model(Model):
         return facts
 
     def counters(self) -> Mapping[str, int]:
-        return {} if self._table is None else {f"ple_{k}": v for k, v in attrs.asdict(self._table.counters).items()}
+        if self._table is None:
+            return {}
+        c = self._table.counters
+        return {"ple_rows": c.rows, "ple_hits": c.hits, "ple_reads": c.reads, "ple_read_bytes": c.read_bytes}
 
     def close(self) -> None:
         if self._table is not None:

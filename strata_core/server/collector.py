@@ -76,6 +76,7 @@ SOURCES = (
     _Source("read_seconds", "strata:read_seconds", "Time spent computing prompts."),
     _Source("generate_seconds", "strata:generate_seconds", "Time spent generating."),
     _Source("engine_seconds", "strata:engine_seconds", "Time that the engine's thread was busy."),
+    _Source("model_counts", "strata:model_counts", "Reads of tables on disk, by what is counted.", "count"),
     _Source("running", "vllm:num_requests_running", "Requests that have a slot.", gauge=True),
     _Source("queued", "vllm:num_requests_waiting", "Requests that wait for a slot.", gauge=True),
     _Source("prompt_tokens_total", "vllm:prompt_tokens", "Tokens of all prompts."),

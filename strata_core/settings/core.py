@@ -94,6 +94,16 @@ class Settings:
     rope_freq_base: float = setting(
         0.0, section=MODEL, minimum=0, help="Base of the rotary frequencies; 0 takes what the file says."
     )
+    ple_io: str = setting(
+        "mmap",
+        section=MODEL,
+        choices=("mmap", "direct", "ram"),
+        help="How rows of a table of n-gram embeddings are read: through the mapped file, past the system's cache with "
+        "one of our own, or from RAM that holds all of it.",
+    )
+    ple_cache_mib: int = setting(
+        256, kind=Kind.SIZE, section=MODEL, minimum=0, help="RAM for rows read with --ple-io direct; 0 keeps none."
+    )
     large_pages: str = setting(
         "auto",
         section=MODEL,
