@@ -16,6 +16,7 @@ from __future__ import annotations
 from strata_core.testing.backend_attention import AttentionTests
 from strata_core.testing.backend_elementwise import ElementwiseTests
 from strata_core.testing.backend_families import FamilyTests
+from strata_core.testing.backend_hybrids import HybridTests
 from strata_core.testing.backend_indexed import IndexedTests
 from strata_core.testing.backend_mixture import MixtureTests
 from strata_core.testing.backend_models import ModelTests
@@ -34,5 +35,6 @@ class BackendTests(
     PageTests,
     ModelTests,
     FamilyTests,
+    HybridTests,
 ):
     """All of a backend's conformance tests. Override :meth:`make_backend`, and the tolerances where needed."""

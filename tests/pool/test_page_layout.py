@@ -27,6 +27,15 @@ def test_parts_are_aligned_and_do_not_overlap(kv_type: str) -> None:
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_index_keys_are_the_last_part_of_one_head_and_never_narrower_than_half(kv_type: str) -> None:
+    plain, made = layout(kv_type), layout(kv_type, index_dim=12)
+    for parts, without in zip(made.layers, plain.layers, strict=True):
+        assert [part.name for part in parts] == [*(part.name for part in without), "index"]
+        assert (parts[-1].heads, parts[-1].width) == (1, 12)
+        assert parts[-1].dtype == (np.float32 if kv_type == "f32" else np.float16)
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_views_cover_distinct_bytes_and_write_through(kv_type: str) -> None:
     made = layout(kv_type, value_dim=6)
     pages = np.zeros((2, made.nbytes), np.uint8)
