@@ -23,6 +23,9 @@ Every option can be given in three places. The first that has it wins:
    the file. It is the file named by `--config` or `STRATA_CONFIG`, else `strata.toml` in the working directory, else
    the one in the user's configuration folder (`~/.config/strata` on Linux).
 
+In `strata.toml` a table `[models]` gives models names that `--model` takes: `coder = "/data/Qwen3-Coder"`. The name
+`default` there is the model that is served when none is named.
+
 `strata settings` shows the effective values and where each came from. An unknown name, a value that cannot be read
 and two names of one option with different values in one place end the command with status 2 and a message that says
 which. Of one flag given twice the last counts; a list is given by repeating the flag, comma-separated, or as a TOML

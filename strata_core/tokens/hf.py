@@ -128,5 +128,7 @@ def _leave_out(rules: dict[str, Any], vocabulary: Vocabulary) -> None:
 def _build(rules: Mapping[str, Any]) -> Tokenizer:
     try:
         return Tokenizer.from_str(json.dumps(rules))
-    except Exception as error:  # the library has no class of its own for this
+    except (KeyboardInterrupt, MemoryError, SystemExit):
+        raise
+    except BaseException as error:  # the library has no class of its own for this, and its panics are no Exception
         raise UnsupportedModel(f"tokenizer.json cannot be used: {error}", param=DEFINITION) from error

@@ -100,7 +100,7 @@ class StoredTensor:
         start, stop, step = rows.indices(self.shape[0])
         if step != 1:
             raise ValueError(f"rows of {self.name} can only be read in order, not with step {step}")
-        row = self.size // self.shape[0]
+        row = math.prod(self.shape[1:])
         if row % kind.block:
             raise ValueError(f"{self.name} is one-dimensional {self.type}: its elements cannot be read one by one")
         count = max(stop - start, 0)

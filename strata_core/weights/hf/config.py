@@ -84,6 +84,16 @@ class Config:
         """
         return self.require(key, kind or type(default)) if key in self else default
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """A count of something, from 1 to 2**31 - 1.
+
+        :raises ModelFileError: it is missing and there is no default, or is no such number.
+        """
+        value = self.require(key, int) if default is None else self.get(key, default)
+        if not 0 < value < 1 << 31:
+            raise ModelFileError(f"{self.path}: key {self._within}{key} is {value}", param=self._within + key)
+        return value
+
     def with_defaults(self, values: Mapping[str, Any]) -> Config:
         """The same with ``values`` for keys that are absent."""
         given = {key: value for key, value in self._values.items() if value is not None}

@@ -32,7 +32,7 @@ def _metadata(config: Config) -> dict[str, object]:
     refuse(config, "rope_interleave", True)
     refuse(config, "scoring_func", "sigmoid")
     refuse(config, "moe_layer_freq", 1)
-    latent, rotated = config.require("kv_lora_rank", int), config.require("qk_rope_head_dim", int)
+    latent, rotated = config.size("kv_lora_rank"), config.size("qk_rope_head_dim")
     keys: dict[str, object] = {
         **common(config, rotated=rotated),
         **feed_forward(config),
@@ -69,7 +69,7 @@ def _change(scope: Scope) -> Iterable[StoredTensor]:
             scope.take(name)
         return
     yield from stack_experts(scope, EXPERTS)
-    both = scope.optional("self_attn.kv_b_proj.weight")
+    both = scope.optional("self_attn.kv_b_proj.weight", 2)
     if both is None:
         return
     heads, plain = config.require("num_attention_heads", int), config.require("qk_nope_head_dim", int)

@@ -42,8 +42,9 @@ class HFFolder(Lookups):
         self._files = files
         self._stored = _all(files)
         mapping = _mapping(config)
-        tensors, keys = _tensors(config, mapping, self._stored)
-        keys = {f"{mapping.architecture}.{key}": value for key, value in {**mapping.metadata(config), **keys}.items()}
+        keys = mapping.metadata(config)
+        tensors, more = _tensors(config, mapping, self._stored)
+        keys = {f"{mapping.architecture}.{key}": value for key, value in {**keys, **more}.items()}
         self.metadata: Mapping[str, object] = MappingProxyType(
             {
                 "general.architecture": mapping.architecture,

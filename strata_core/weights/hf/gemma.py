@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from strata_core.errors import UnsupportedModel
+from strata_core.errors import ModelFileError, UnsupportedModel
 from strata_core.weights.hf.config import Config
 from strata_core.weights.hf.keys import common, feed_forward, layer_types, refuse, rope
 from strata_core.weights.hf.mapping import LAYER, OUTER, ModelMapping, Scope, one_added
@@ -24,11 +24,14 @@ def _metadata(config: Config) -> dict[str, object]:
     config = config.with_defaults(_DEFAULTS)
     refuse(config, "use_bidirectional_attention", False)
     refuse(config, "hidden_activation", "gelu_pytorch_tanh")
+    scalar = config.get("query_pre_attn_scalar", 256.0)
+    if not scalar > 0:
+        raise ModelFileError(f"{config.path}: query_pre_attn_scalar is {scalar}", param="query_pre_attn_scalar")
     keys: dict[str, object] = {
         **common(config),
         **feed_forward(config),
         **_ropes(config),
-        "attention.scale": config.get("query_pre_attn_scalar", 256.0) ** -0.5,
+        "attention.scale": scalar**-0.5,
         "attention.sliding_window": config.get("sliding_window", 4096),
         "attention.sliding_window_pattern": _pattern(config),
     }
@@ -47,8 +50,8 @@ _DEFAULTS = {
 
 def _pattern(config: Config) -> int:
     """Every how many layers one sees everything."""
-    declared = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
-    layers = config.require("num_hidden_layers", int)
+    declared = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 6))
+    layers = config.size("num_hidden_layers")
     kinds = layer_types(config)
     if not kinds:
         return declared

@@ -44,7 +44,8 @@ def _metadata(config: Config) -> dict[str, object]:
 def _experts(scope: Scope) -> Iterable[StoredTensor]:
     for joint, parts in _PARTS.items():
         there = f"mlp.experts.{joint}"
-        blocks, whole, bias = (scope.optional(there + end) for end in ("_blocks", "", "_bias"))
+        blocks, whole = scope.optional(f"{there}_blocks", 4), scope.optional(there, 3)
+        bias = scope.optional(f"{there}_bias", 2)
         scales = scope.take(f"{there}_scales") if blocks is not None else None
         for part, rows in parts.items():
             here = f"{scope.prefix}ffn_{part}_exps"
@@ -58,7 +59,7 @@ def _experts(scope: Scope) -> Iterable[StoredTensor]:
 
 def _mxfp4(scope: Scope, name: str, blocks: StoredTensor, scales: StoredTensor, rows: slice) -> StoredTensor:
     """Scales ``(experts, out, in / 32)`` and codes ``(experts, out, in / 32, 16)`` as MXFP4 blocks."""
-    if len(blocks.shape) != 4 or blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
+    if blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
         raise scope.wrong(blocks, f"is not made of blocks with the scales of {scales.name}, {scales.shape}")
     codes, exponents = bits(blocks)[:, rows], bits(scales)[:, rows]
 

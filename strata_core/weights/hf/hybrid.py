@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from strata_core.errors import UnsupportedModel
+from strata_core.errors import ModelFileError, UnsupportedModel
 from strata_core.weights.derived import Bits, bits, computed, joined, rearranged, renamed
 from strata_core.weights.hf.config import Config
 from strata_core.weights.hf.keys import common, feed_forward, layer_types, refuse, rope_parameters
@@ -40,16 +40,17 @@ class Delta:
     """
 
     def __init__(self, config: Config):
-        self.k_heads = config.require("linear_num_key_heads", int)
-        self.v_heads = config.require("linear_num_value_heads", int)
-        self.k_dim = config.require("linear_key_head_dim", int)
-        self.v_dim = config.require("linear_value_head_dim", int)
-        if not self.k_heads or self.v_heads % self.k_heads:
+        self.k_heads = config.size("linear_num_key_heads")
+        self.v_heads = config.size("linear_num_value_heads")
+        self.k_dim = config.size("linear_key_head_dim")
+        self.v_dim = config.size("linear_value_head_dim")
+        if self.v_heads % self.k_heads:
             problem = f"{self.v_heads} value heads cannot share {self.k_heads} key heads evenly"
             raise UnsupportedModel(f"{config.path}: {problem}", param="linear_num_value_heads")
         self.per = self.v_heads // self.k_heads
 
     def keys(self, config: Config) -> dict[str, object]:
+        """The ``ssm`` keys."""
         return {
             "ssm.conv_kernel": config.require("linear_conv_kernel_dim", int),
             "ssm.state_size": self.k_dim,
@@ -61,7 +62,7 @@ class Delta:
 
 def hybrid(config: Config) -> dict[str, object]:
     """Keys of a model with both kinds of layers."""
-    kinds, declared = layer_types(config), config.get("full_attention_interval", 4)
+    kinds, declared = layer_types(config), config.size("full_attention_interval", 4)
     sees_all = [kind != "linear_attention" for kind in kinds]
     interval = sees_all.index(True) + 1 if any(sees_all) else declared
     if sees_all != [(number + 1) % interval == 0 for number in range(len(kinds))]:
@@ -74,7 +75,10 @@ def hybrid(config: Config) -> dict[str, object]:
 
 
 def sections(config: Config) -> dict[str, object]:
+    """How the rotated pairs are shared between time, height and width."""
     given = rope_parameters(config).get("mrope_section", list(_SECTIONS))
+    if any(type(size) is not int or not 0 <= size < 1 << 31 for size in given):
+        raise ModelFileError(f"{config.path}: mrope_section is {given!r:.80}", param="mrope_section")
     return {"rope.dimension_sections": np.array([*given, 0][:4], np.int32)}
 
 
@@ -89,17 +93,19 @@ def _dense(config: Config) -> dict[str, object]:
 
 
 def mixture(config: Config) -> dict[str, object]:
+    """Keys of a hybrid model with experts in all layers."""
     refuse(config, "norm_topk_prob", True)
     return {**hybrid(config), **sections(config), **experts(config)}
 
 
 def norms(scope: Scope, names: Mapping[str, str]) -> Iterable[StoredTensor]:
+    """All norms but the gated one, whose weight is stored as it is used."""
     return one_added(scope, names, but=("linear_attn.norm",))
 
 
 def _next_layer(scope: Scope) -> Iterable[StoredTensor]:
     """Here the rows of a key head's q, k, v and z are together; they are sorted by kind."""
-    joint = scope.optional("linear_attn.in_proj_qkvz.weight")
+    joint = scope.optional("linear_attn.in_proj_qkvz.weight", 2)
     if joint is not None:
         d = Delta(scope.config)
         group = 2 * d.k_dim + 2 * d.per * d.v_dim
@@ -113,7 +119,7 @@ def _next_layer(scope: Scope) -> Iterable[StoredTensor]:
         )
         yield joined(f"{scope.prefix}attn_qkv.weight", [q, k, v])
         yield z
-    yield from _squeezed(scope)
+    yield from squeezed(scope, "linear_attn.conv1d", "ssm_conv1d")
     decay = scope.optional("linear_attn.A_log")
     if decay is not None:
         yield _decay(scope, decay)
@@ -121,10 +127,13 @@ def _next_layer(scope: Scope) -> Iterable[StoredTensor]:
     yield from norms(scope, LAYER)
 
 
-def _squeezed(scope: Scope) -> Iterable[StoredTensor]:
-    kernel = scope.optional("linear_attn.conv1d.weight")
+def squeezed(scope: Scope, there: str, here: str) -> Iterable[StoredTensor]:
+    """The weights of a convolution of each channel by itself, without the dimension of the channels that it mixes."""
+    kernel = scope.optional(f"{there}.weight", 3)
     if kernel is not None:
-        yield renamed(kernel, f"{scope.prefix}ssm_conv1d.weight", (kernel.shape[0], kernel.shape[-1]))
+        if kernel.shape[1] != 1:
+            raise scope.wrong(kernel, "is not of a convolution of each channel by itself")
+        yield renamed(kernel, f"{scope.prefix}{here}.weight", (kernel.shape[0], kernel.shape[2]))
 
 
 def _decay(scope: Scope, tensor: StoredTensor) -> StoredTensor:
@@ -157,7 +166,7 @@ def tiled_layer(scope: Scope) -> Iterable[StoredTensor]:
             yield joined(scope.prefix + here, [before_them, sorted_rows])
         else:
             yield sorted_rows
-    out = scope.optional("linear_attn.out_proj.weight")
+    out = scope.optional("linear_attn.out_proj.weight", 2)
     if out is not None:
         if out.shape[1] != d.v_heads * d.v_dim:
             raise scope.wrong(out, f"does not have {d.v_heads * d.v_dim} columns")

@@ -17,7 +17,9 @@ _NO_SCALING = ("default", "none", "mrope", "proportional")
 
 def head_dim(config: Config) -> int:
     """Width of a head: what the file says, or its share of the model's width."""
-    return config.get("head_dim", 0) or config.require("hidden_size", int) // config.require("num_attention_heads", int)
+    if "head_dim" in config:
+        return config.size("head_dim")
+    return config.size("hidden_size") // config.size("num_attention_heads")
 
 
 def refuse(config: Config, key: str, value: K) -> None:
@@ -47,18 +49,20 @@ def common(
     :param rotated: rotated elements of a head; None takes the share that the file says, or ``share`` where it does not.
     :param truncated: see :func:`rope`.
     """
-    heads = config.require("num_attention_heads", int)
+    heads = config.size("num_attention_heads")
     width = head_dim(config)
     if rotated is None:
         share = rope_parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor", share))
+        if not 0 < share <= 1:
+            raise ModelFileError(f"{config.path}: partial_rotary_factor is {share}", param="partial_rotary_factor")
         rotated = int(width * share)
     return {
-        "block_count": config.require("num_hidden_layers", int),
-        "context_length": config.require("max_position_embeddings", int),
-        "embedding_length": config.require("hidden_size", int),
-        "vocab_size": config.require("vocab_size", int),
+        "block_count": config.size("num_hidden_layers"),
+        "context_length": config.size("max_position_embeddings"),
+        "embedding_length": config.size("hidden_size"),
+        "vocab_size": config.size("vocab_size"),
         "attention.head_count": heads,
-        "attention.head_count_kv": config.get("num_key_value_heads", heads),
+        "attention.head_count_kv": config.size("num_key_value_heads", heads),
         "attention.key_length": width,
         "attention.value_length": width,
         "attention.layer_norm_rms_epsilon": config.require("rms_norm_eps", float),
@@ -68,7 +72,8 @@ def common(
 
 
 def feed_forward(config: Config) -> dict[str, object]:
-    return {"feed_forward_length": config.require("intermediate_size", int)}
+    """The width of feed-forward blocks that are no experts."""
+    return {"feed_forward_length": config.size("intermediate_size")}
 
 
 def rope_parameters(config: Config) -> Config:

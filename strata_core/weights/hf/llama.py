@@ -29,8 +29,8 @@ def neighbours(tensor: StoredTensor, name: str, heads: int) -> StoredTensor:
 
 
 def _change(scope: Scope) -> Iterable[StoredTensor]:
-    heads = scope.config.require("num_attention_heads", int)
-    for part, count in ("q", heads), ("k", scope.config.get("num_key_value_heads", heads)):
+    heads = scope.config.size("num_attention_heads")
+    for part, count in ("q", heads), ("k", scope.config.size("num_key_value_heads", heads)):
         for suffix in "weight", "bias":
             tensor = scope.optional(f"self_attn.{part}_proj.{suffix}")
             if tensor is None:

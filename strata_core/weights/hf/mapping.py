@@ -54,6 +54,7 @@ class Scope:
         return name in self._tensors
 
     def names(self) -> list[str]:
+        """What is left."""
         return list(self._tensors)
 
     def take(self, name: str) -> StoredTensor:
@@ -66,10 +67,18 @@ class Scope:
             raise ModelFileError(f"{self.config.path.parent}: tensor {name}{where} is missing", param=name)
         return self._tensors.pop(name)
 
-    def optional(self, name: str) -> StoredTensor | None:
-        return self._tensors.pop(name, None)
+    def optional(self, name: str, dimensions: int | None = None) -> StoredTensor | None:
+        """Remove and return a tensor, or None.
+
+        :raises ModelFileError: it has not as many dimensions.
+        """
+        tensor = self._tensors.pop(name, None)
+        if tensor is not None and dimensions not in (None, len(tensor.shape)):
+            raise self.wrong(tensor, f"should have {dimensions} dimensions")
+        return tensor
 
     def wrong(self, tensor: StoredTensor, problem: str) -> ModelFileError:
+        """An error that names a tensor and its shape."""
         where = self.config.path.parent
         return ModelFileError(f"{where}: tensor {tensor.name} of shape {tensor.shape} {problem}", param=tensor.name)
 
@@ -79,6 +88,7 @@ Change = Callable[[Scope], Iterable[StoredTensor]]
 
 
 def unchanged(scope: Scope) -> Iterable[StoredTensor]:
+    """Nothing needs more than another name."""
     return ()
 
 

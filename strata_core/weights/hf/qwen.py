@@ -59,12 +59,12 @@ def _moe(config: Config) -> dict[str, object]:
 def expert_stacks(scope: Scope) -> Iterable[StoredTensor]:
     """The experts' matrices, whether the file has each by itself or all in one."""
     yield from stack_experts(scope, EXPERTS)
-    both = scope.optional("mlp.experts.gate_up_proj")
+    both = scope.optional("mlp.experts.gate_up_proj", 3)
     if both is not None:
         array, half = bits(both), both.shape[1] // 2
         yield rearranged(f"{scope.prefix}ffn_gate_exps.weight", array[:, :half], both.type)
         yield rearranged(f"{scope.prefix}ffn_up_exps.weight", array[:, half:], both.type)
-    down = scope.optional("mlp.experts.down_proj")
+    down = scope.optional("mlp.experts.down_proj", 3)
     if down is not None:
         yield renamed(down, f"{scope.prefix}ffn_down_exps.weight")
 

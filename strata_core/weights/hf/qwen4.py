@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from strata_core.errors import ModelFileError, UnsupportedModel
-from strata_core.weights.derived import bits, joined, rearranged, renamed
+from strata_core.weights.derived import bits, joined, rearranged
 from strata_core.weights.hf import hybrid
 from strata_core.weights.hf.config import Config
 from strata_core.weights.hf.keys import layer_types
@@ -55,7 +55,7 @@ def _metadata(config: Config) -> dict[str, object]:
         "hyper_connection.low_rank": config.require("hc_lowrank", int),
     }
     if "indexer_n_heads" in config:
-        ratio = config.require("indexer_compress_ratio", int)
+        ratio = config.size("indexer_compress_ratio")
         keys |= {
             "attention.indexer.head_count": config.require("indexer_n_heads", int),
             "attention.indexer.key_length": config.require("indexer_head_dim", int),
@@ -68,7 +68,7 @@ def _metadata(config: Config) -> dict[str, object]:
         raise UnsupportedModel(f"{config.path}: n-gram embeddings in several layers", param="ple_layer_ids")
     if layers:
         keys |= {
-            "ple.layers": np.array(layers, np.int32) - 1,  # counted from one there
+            "ple.layers": np.array([_place(config, layer) for layer in layers], np.int32),
             "ple.ngram_size": config.require("ngram_size", int),
             "ple.heads_per_ngram": config.require("heads_per_ngram", int),
             "ple.conv_kernel": config.require("ple_conv_kernel_size", int),
@@ -79,11 +79,20 @@ def _metadata(config: Config) -> dict[str, object]:
     return keys
 
 
+def _place(config: Config, layer: object) -> int:
+    """A layer's number; there they are counted from one."""
+    if type(layer) is not int or not 0 < layer <= config.size("num_hidden_layers"):
+        raise ModelFileError(f"{config.path}: ple_layer_ids names layer {layer!r:.20}", param="ple_layer_ids")
+    return layer - 1
+
+
 def _end(config: Config) -> int:
     """The token at which n-grams begin anew: of several, the first."""
     key = "eos_token_id"
     several = config.any(key)
-    return several[0] if isinstance(several, list) and several else config.require(key, int)
+    if isinstance(several, list) and several and type(several[0]) is int:
+        return several[0]
+    return config.require(key, int)
 
 
 def _change(scope: Scope) -> Iterable[StoredTensor]:
@@ -91,16 +100,14 @@ def _change(scope: Scope) -> Iterable[StoredTensor]:
     yield from expert_stacks(scope)
     yield from hybrid.norms(scope, _LAYER)
     yield from one_added(scope, {name: _LAYER[name] for name in _MORE_NORMS}, always=True)
-    joint = scope.optional("self_attn.indexer.index_qk_proj.weight")
+    joint = scope.optional("self_attn.indexer.index_qk_proj.weight", 2)
     if joint is not None:
         config = scope.config
         queries = config.require("indexer_n_heads", int) * config.require("indexer_head_dim", int)
         array = bits(joint)
         yield rearranged(f"{scope.prefix}indexer.q_proj.weight", array[:queries], joint.type)
         yield rearranged(f"{scope.prefix}indexer.k_proj.weight", array[queries:], joint.type)
-    kernel = scope.optional("ple.conv1d.weight")
-    if kernel is not None:
-        yield renamed(kernel, f"{scope.prefix}ple_conv1d.weight", (kernel.shape[0], kernel.shape[-1]))
+    yield from hybrid.squeezed(scope, "ple.conv1d", "ple_conv1d")
     yield from _table(scope)
 
 
@@ -116,7 +123,9 @@ def _table(scope: Scope) -> Iterable[StoredTensor]:
     for name in scope.names():
         match = _PIECE.fullmatch(name)
         if match:
-            pieces[int(match["number"] or 0)] = scope.take(name)
+            piece = scope.optional(name, 2)
+            assert piece is not None  # it was just named
+            pieces[int(match["number"] or 0)] = piece
     if not pieces:
         return
     ordered = [pieces.get(number) for number in range(max(pieces) + 1)]
@@ -124,6 +133,9 @@ def _table(scope: Scope) -> Iterable[StoredTensor]:
     if len(found) != len(ordered):
         problem = f"piece {ordered.index(None)} of the n-gram table is missing"
         raise ModelFileError(f"{scope.config.path.parent}: {problem}", param="per_layer_token_embd.weight")
+    for piece in found:
+        if (piece.shape[1], piece.type) != (found[0].shape[1], found[0].type):
+            raise scope.wrong(piece, f"differs from that of piece 0, {found[0].shape}")
     scope.keys["embedding_length_per_layer_input"] = found[0].shape[1]
     yield joined("per_layer_token_embd.weight", found)
 

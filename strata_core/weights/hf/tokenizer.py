@@ -18,6 +18,8 @@ from strata_core.weights.hf.config import Config, read_json
 
 _TOKENIZER = "tokenizer.json"
 _TEMPLATE_KEY = "tokenizer.chat_template"
+#: Far more tokens than any model knows; it bounds what a number in a file makes us allocate.
+_LARGEST = 1 << 24
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
@@ -83,7 +85,9 @@ def _vocabulary(rules: Config, config: Config) -> tuple[list[str], list[TokenTyp
     kind = model.get("type", "BPE")
     if kind != "BPE":
         raise UnsupportedModel(f"{rules.path}: model type {kind!r} is not supported, only 'BPE'", param="model.type")
-    count = config.require("vocab_size", int)
+    count = config.size("vocab_size")
+    if count > _LARGEST:
+        raise ModelFileError(f"{config.path}: vocab_size is {count}, more than {_LARGEST}", param="vocab_size")
     tokens: list[str | None] = [None] * count
     types = [TokenType.UNUSED] * count
     as_bytes = model.get("byte_fallback", False)
@@ -159,6 +163,8 @@ def _templates(folder: Path, settings: Config) -> dict[str, object]:
         if isinstance(value, str):
             found["default"] = value
         for entry in value if isinstance(value, list) else []:
+            if not isinstance(entry, dict):
+                raise ModelFileError(f"{settings.path}: key chat_template is malformed", param="chat_template")
             found[_text({"content": entry.get("name")})] = _text({"content": entry.get("template")})
     for path in [folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))]:
         if path.is_file():
