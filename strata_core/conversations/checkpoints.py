@@ -27,25 +27,28 @@ class CheckpointRules:
     root: int = 2048
 
 
-def root_position(turns: Sequence[int], page_tokens: int, least: int) -> int | None:
-    """The first turn boundary at or behind ``least``: the page boundary at or before a turn's opener."""
+def root_position(turns: Sequence[int], page_tokens: int, least: int, prefix: int = 0) -> int | None:
+    """Where what conversations share ends: the last page boundary within ``prefix``, where a client has said it, else
+    the first turn boundary at or behind ``least``: the page boundary at or before a turn's opener."""
+    if prefix >= page_tokens:
+        return prefix // page_tokens * page_tokens
     boundaries = (turn // page_tokens * page_tokens for turn in turns)
     return next((boundary for boundary in boundaries if boundary and boundary >= least), None)
 
 
 def checkpoints(
-    turns: Sequence[int], start: int, end: int, page_tokens: int, rules: CheckpointRules
+    turns: Sequence[int], start: int, end: int, page_tokens: int, rules: CheckpointRules, prefix: int = 0
 ) -> tuple[int, ...]:
     """Ascending positions at which reading a prompt from ``start`` to ``end`` stops for its state to be kept.
 
-    :param turns: positions of the tokens that open a turn, ascending.
+    :param turns: positions of the tokens that open a turn, ascending. :param prefix: see :func:`root_position`.
     """
     if not rules.most:
         return ()
     wanted = set()
     if turns:
         wanted.add(turns[-1] // page_tokens * page_tokens)
-    root = root_position(turns, page_tokens, rules.root)
+    root = root_position(turns, page_tokens, rules.root, prefix)
     if root is not None:
         wanted.add(root)
     if rules.every:

@@ -24,6 +24,7 @@ class Live:
 
     :ivar states: the recurrent states of its sequence, where the model has any; :ivar rules: which of them are kept.
     :ivar keep: whether it may be kept when it leaves the slot, and found by other requests.
+    :ivar prefix: tokens that other conversations share, where a client has said so; else 0.
     :ivar prompt: tokens of the prompt it was last given: what "the same prompt again" is told by.
     """
 
@@ -40,6 +41,7 @@ class Live:
     pinned: bool = False
     keep: bool = True
     prompt: int = 0
+    prefix: int = 0
     openers: frozenset[int] = frozenset()
     _addresses: tuple[bytes, ...] = ()
     _stops: frozenset[int] = frozenset()  # positions at which the state is kept when it is left
@@ -79,14 +81,17 @@ class Live:
         """Where it can be resumed; None for anywhere."""
         return None if self.states is None else self.states.positions
 
-    def plan(self, prompt: np.ndarray) -> None:
-        """It is about to read the rest of ``prompt``: settle where to stop for states."""
+    def plan(self, prompt: np.ndarray, prefix: int = 0) -> None:
+        """It is about to read the rest of ``prompt``, whose first ``prefix`` tokens others share. Settles where to stop
+        for states."""
+        self.prefix = prefix or self.prefix
         if self.states is None:
             return
         turns, start = self._openers_in(prompt), len(self.tokens)
         # A stored copy may end where this begins: it is replaced only by one that can be resumed there too.
-        self._stops = frozenset((start, *checkpoints(turns, start, len(prompt), self.page_tokens, self.rules)))
-        root = root_position(turns, self.page_tokens, self.rules.root)
+        stops = checkpoints(turns, start, len(prompt), self.page_tokens, self.rules, self.prefix)
+        self._stops = frozenset((start, *stops))
+        root = root_position(turns, self.page_tokens, self.rules.root, self.prefix)
         if root is not None:
             self.states.protect(root)
 
@@ -145,6 +150,7 @@ class Live:
             pinned=self.pinned,
             turns=self.turns(),
             states=self.positions,
+            prefix=self.prefix,
         )
 
     def stop(self) -> None:

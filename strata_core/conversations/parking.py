@@ -122,16 +122,18 @@ class Parking:
             self._keep_root(entry, pages, level)
 
     def _keep_root(self, entry: Entry, pages: HeldPages, level: Level) -> None:
-        """Keep the beginning of a conversation up to its second turn (the system prompt) for its own sake, on the level
-        for system prompts, or where there is none of its own, on the one that has the conversation.
+        """Keep the beginning of a conversation for its own sake: what its client says others share, or up to its second
+        turn (the system prompt). On the level for system prompts, or where there is none, on the one that has the
+        conversation.
 
         There it shares what the conversation has stored, so it costs its names only, until the conversation goes.
         """
         size = self.ladder.page_tokens
-        tokens = entry.turns[1] // size * size if len(entry.turns) > 1 else 0
-        if entry.states is not None:  # it ends at a state, which the first long enough turn boundary has
-            tokens = root_position(entry.turns[1:], size, self.options.checkpoints.root) or 0
-            tokens = tokens if tokens in entry.states else 0
+        # A root of a model with states ends at one of them, which is kept at the first long enough turn boundary.
+        least = 0 if entry.states is None else self.options.checkpoints.root
+        tokens = root_position(entry.turns[1:], size, least, entry.prefix) or 0
+        if entry.states is not None and tokens not in entry.states:
+            tokens = 0
         if self.options.roots == 0 or not tokens or entry.root:
             return
         level = self.ladder.roots or level

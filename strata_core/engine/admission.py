@@ -78,7 +78,7 @@ class Admission:
         request = task.request
         live = self._empty(task.handle)
         live.pinned, live.prompt = request.pin, len(request.prompt)
-        live.plan(request.prompt)
+        live.plan(request.prompt, request.prefix)
         slot.live = live
         task.reread = (*task.reread, Reread(task.cached, "damaged"))
         task.why = "damaged"
@@ -183,7 +183,7 @@ class Admission:
             task.origin = candidate.found
         live.pinned = live.pinned or request.pin
         live.prompt = len(task.prompt)
-        live.plan(task.prompt)
+        live.plan(task.prompt, request.prefix)
         slot.live = live
         self._explain(task, candidate)
         task.handle.put(Started(len(task.prompt), task.cached, candidate.source if candidate else None))

@@ -75,6 +75,7 @@ class Request:
     :ivar stop: texts that end the reply; they are not part of it.
     :ivar cache: whether the conversation may be kept and earlier ones used (``strata_cache``).
     :ivar pin: while this is the newest request of its conversation, it is never evicted (``strata_pin``).
+    :ivar prefix: leading tokens that other conversations share (``strata_prefix``); 0 where that is not said.
     :ivar tenant: reuse happens only among requests of the same tenant.
     :ivar after: id of a request whose prompt must have been read (or which must have ended) before this one starts:
         choices of one prompt share it this way instead of reading it twice.
@@ -89,6 +90,7 @@ class Request:
     ignore_eos: bool = False
     cache: bool = True
     pin: bool = False
+    prefix: int = 0
     tenant: str = ""
     after: str | None = None
     progress: bool = False

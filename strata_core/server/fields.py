@@ -53,7 +53,7 @@ GENERATING = (
 )
 PROMPTING = ("messages", "tools", "tool_choice", "chat_template_kwargs")
 RENDER = ("model", *PROMPTING)
-CHAT = (*GENERATING, *PROMPTING, "max_completion_tokens", "top_logprobs", "parallel_tool_calls")
+CHAT = (*GENERATING, *PROMPTING, "max_completion_tokens", "top_logprobs", "parallel_tool_calls", "strata_prefix")
 COMPLETIONS = (*GENERATING, "prompt", "echo", "suffix", "best_of")
 TOKENIZE = ("model", "content", "add_special", "parse_special", "with_pieces")
 DETOKENIZE = ("model", "tokens")

@@ -40,11 +40,16 @@ class Dialect(Protocol):
 
 
 def submit(
-    engine: Engine, prompts: Sequence[np.ndarray], options: Options, visible: frozenset[int] = frozenset()
+    engine: Engine,
+    prompts: Sequence[np.ndarray],
+    options: Options,
+    visible: frozenset[int] = frozenset(),
+    prefix: int = 0,
 ) -> Running:
     """Give the engine every choice of every prompt (int32 token ids), choices of one prompt next to each other.
 
     :param visible: control tokens whose texts the reply's parser must see.
+    :param prefix: leading tokens that other conversations share, as the client says; 0 for what it does not say.
 
     :raises InvalidRequest: more choices than can ever wait at once.
     :raises StrataError: the engine refuses one; none is then left running.
@@ -69,6 +74,7 @@ def submit(
                 ignore_eos=options.ignore_eos,
                 cache=options.cache,
                 pin=options.pin,
+                prefix=prefix,
                 tenant=common.tenant(),
                 progress=options.progress,
                 visible=visible,

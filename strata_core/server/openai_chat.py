@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import flask
 
-from strata_core.errors import InvalidRequest
+from strata_core.conversations.tokens import common_prefix
+from strata_core.errors import InvalidRequest, TemplateError
 from strata_core.server import common, fields, generation
 from strata_core.server.body import Body, read_json
 from strata_core.server.chat_reply import ChatReply
@@ -42,7 +43,7 @@ def chat_completions() -> flask.Response:
     prompt = _render(engine, chat)
     parsers = [_parser(engine, here.settings, chat, prompt) for _ in range(options.n)]
     visible = parsers[0].marker_ids(engine.tokenizer)
-    running = generation.submit(engine, [prompt.tokens], options, visible)
+    running = generation.submit(engine, [prompt.tokens], options, visible, _prefix(engine, body, chat, prompt))
     reply = ChatReply(engine.name, running, options, parsers, one_call=one_call)
     return generation.reply(engine, running, reply, options, arrived)
 
@@ -62,6 +63,22 @@ def _render(engine: Engine, chat: ChatInput) -> RenderedPrompt:
     if not len(prompt.tokens):
         raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
     return prompt
+
+
+def _prefix(engine: Engine, body: Body, chat: ChatInput, prompt: RenderedPrompt) -> int:
+    """How many tokens of the prompt the first ``strata_prefix`` messages are; 0 where it is not given."""
+    count = body.integer("strata_prefix", low=1, high=len(chat.messages))
+    if count is None:
+        return 0
+    variables = chat.variables | {"add_generation_prompt": False}
+    try:
+        shared = render_tokens(
+            engine.template, engine.tokenizer, chat.messages[:count], tools=chat.tools, **variables
+        )
+    except TemplateError as error:  # many refuse a conversation without a user, which the whole one has
+        why = f"the chat template does not render the first {count} messages alone: {error.message}"
+        raise InvalidRequest(why, param="strata_prefix") from error
+    return common_prefix(shared.tokens, prompt.tokens)
 
 
 def _parser(engine: Engine, settings: Settings, chat: ChatInput, prompt: RenderedPrompt) -> ReplyParser:

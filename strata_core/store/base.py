@@ -51,6 +51,7 @@ class Entry:
     :ivar pinned: never a victim of budget or age.
     :ivar turns: positions of the tokens that open a turn, ascending: where a client may come back to.
     :ivar root: whether this is the beginning of conversations (a system prompt), kept for its own sake.
+    :ivar prefix: leading tokens that other conversations share, where a client has said so. Not stored.
     :ivar states: of a model with recurrent state, ascending positions that a state is kept at, the end among them; None
         for other models, whose entries can be resumed anywhere.
     :ivar key: of a root: the ``--system-prompt-cache-key`` it was kept under; it serves under the same one only.
@@ -70,6 +71,7 @@ class Entry:
     root: bool = False
     key: str = ""
     states: tuple[int, ...] | None = attrs.field(default=None, repr=False)
+    prefix: int = 0
 
     def resumable(self, tokens: int) -> int:
         """The deepest position at or before ``tokens`` that it can be resumed at; 0 for none."""

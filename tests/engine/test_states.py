@@ -88,6 +88,19 @@ def test_others_with_the_same_system_prompt_resume_at_its_end(hybrid: Make, fres
         assert reply.tokens == fresh(prompt)
 
 
+def test_a_prefix_that_the_client_names_is_where_others_resume(hybrid: Make, fresh: Any, cold: Behaviour) -> None:
+    engine = hybrid(prompt_cache_root=2048, parallel=1)
+    shared = ids(1, count=61)
+    engine.ask(join(shared, ids(2, count=40)), prefix=61)
+    for seed in (3, 4):
+        prompt = join(shared, ids(seed, count=30))
+        reply = engine.ask(prompt, prefix=61)
+        assert reply.started.cached_tokens == 56
+        assert reply.tokens == fresh(prompt)
+    [level] = engine.core.keeper.ladder.below
+    assert [(len(e.tokens), e.states) for e in level.entries() if e.root] == [(56, (56,))]
+
+
 def test_long_prompts_keep_states_on_the_way(hybrid: Make, fresh: Any) -> None:
     engine = hybrid(prompt_cache_every=32)
     engine.ask(ids(1, count=200))

@@ -95,6 +95,21 @@ def test_choices_share_the_prompt_and_are_counted_once(client, engine):
     assert [r.pin for r in (first, second, third)] == [True, False, False]
 
 
+def test_a_shared_prefix_is_given_in_messages_and_reaches_the_engine_in_tokens(client, engine):
+    messages = [{"role": role, "content": text} for role, text in (("system", "Be."), ("user", "a"), ("user", "b"))]
+    ask = lambda **fields: client.post("/v1/chat/completions", json={"messages": messages, **fields})  # noqa: E731
+    lengths = []
+    for count in (1, 2, 3):
+        assert ask(strata_prefix=count).status_code == 200
+        request = engine.requests[-1]
+        lengths.append(request.prefix)
+    assert 0 < lengths[0] < lengths[1] < lengths[2] < len(request.prompt)
+    ask()
+    assert engine.requests[-1].prefix == 0
+    for wrong in (0, 4, "1", True):
+        assert ask(strata_prefix=wrong).get_json()["error"]["param"] == "strata_prefix"
+
+
 def test_streams_of_several_choices_are_told_apart(client):
     chunks = events(chat(client, scripted(reply="abc"), n=2, stream=True))
     for index in (0, 1):

@@ -27,15 +27,15 @@ class Limits:
         return max(1, blocks) * shape.page_tokens
 
 
-def cut(start: int, stop: int, turns: Iterable[int], shape: Shape, limits: Limits) -> list[int]:
+def cut(start: int, stop: int, turns: Iterable[int], shape: Shape, limits: Limits, prefix: int = 0) -> list[int]:
     """Ends of the segments that hold positions ``[start, stop)``, ascending.
 
     :param start: a page boundary.
-    :param turns: positions of openers in the whole sequence.
+    :param turns: positions of openers in the whole sequence. :param prefix: tokens that other sequences share.
     """
     page = shape.page_tokens
     fronts = sorted({turn - turn % page for turn in turns if page <= turn < stop})
-    edges = {stop, stop - stop % page, *fronts[:1], *fronts[-1:]}
+    edges = {stop, stop - stop % page, *fronts[:1], *fronts[-1:], min(prefix - prefix % page, stop)}
     ends, at = [], start
     for edge in sorted(edge for edge in edges if edge > start):
         for front in fronts:
@@ -67,7 +67,7 @@ def plan(
             break
         pieces.append(longest)
         at, address = longest.stop, longest.address
-    for first, stop in pairwise([at, *cut(at, len(entry.tokens), entry.turns, shape, limits)]):
+    for first, stop in pairwise([at, *cut(at, len(entry.tokens), entry.turns, shape, limits, entry.prefix)]):
         whole, end = stop % page == 0, _end(entry, stop, page)
         count = stop - first
         pieces.append(Piece(address, end, first, count, shape.segment_bytes(count), "" if whole else entry.id))

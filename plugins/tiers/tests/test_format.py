@@ -91,6 +91,7 @@ def test_a_conversation_without_turns_is_cut_where_its_last_page_begins() -> Non
     assert cut(0, 1000, (), SHAPE, Limits()) == [992, 1000]
     assert cut(0, 992, (), SHAPE, Limits()) == [992]
     assert cut(0, 5, (), SHAPE, Limits()) == [5]
+    assert cut(0, 1000, (), SHAPE, Limits(), prefix=333) == [320, 992, 1000]
 
 
 def test_the_system_prompt_and_the_last_turn_begin_a_segment() -> None:
