@@ -15,7 +15,17 @@ static const Span *span_of(const Step *step, int *row) {
     return span;
 }
 
-/* One row's K and V of K/V heads [first, end) into its page, after k was rotated. */
+/* Heads of one row, normed and rotated where they lie. */
+static void turn_heads(Engine *e, const Attending *a, const float *weight, const Rotation *rotation,
+                       const float *turns, int row, int heads, float *x) {
+    int width = a->attention->head_dim;
+    if (weight) for (int i = 0; i < heads; i++) e->kernels->norm(x + i * width, weight, a->eps, width, x + i * width);
+    if (!turns) return;
+    const float *turn = turns + (int64_t)row * rotation->rotated;
+    e->kernels->rope(x, heads, width, turn, rotation->rotated, rotation->interleaved);
+}
+
+/* One row's K and V of K/V heads [first, end) into its page, after k was normed and rotated. */
 static void write_heads(Engine *e, const Attending *a, const Rotation *rotation, const float *turns, int row,
                         int first, int end) {
     const Attention *attention = a->attention;
@@ -26,10 +36,7 @@ static void write_heads(Engine *e, const Attending *a, const Rotation *rotation,
     uint8_t *page = page_of(store, span->tables[attention->layout], position);
     float *k = (float *)a->k + row * a->k_stride + first * width;
     const float *v = a->v + row * a->v_stride + first * attention->value_dim;
-    if (turns) {
-        const float *turn = turns + (int64_t)row * rotation->rotated;
-        e->kernels->rope(k, end - first, width, turn, rotation->rotated, rotation->interleaved);
-    }
+    turn_heads(e, a, a->k_norm, rotation, turns, row, end - first, k);
     for (int head = first; head < end; head++, k += width, v += attention->value_dim) {
         e->kernels->write(attention, store, page, position % store->page_tokens, head, k, v);
     }
@@ -39,11 +46,7 @@ static void phase_write(Engine *e, const Attending *a, const Rotation *rotation,
     const Attention *attention = a->attention;
     int rows = a->step->rows;
     for (int row; (row = team_take(e->team, 1, rows)) < rows;) {
-        if (turns) {
-            float *q = (float *)a->q + row * a->q_stride;
-            const float *turn = turns + (int64_t)row * rotation->rotated;
-            e->kernels->rope(q, attention->heads, attention->head_dim, turn, rotation->rotated, rotation->interleaved);
-        }
+        turn_heads(e, a, a->q_norm, rotation, turns, row, attention->heads, (float *)a->q + row * a->q_stride);
         write_heads(e, a, rotation, turns, row, 0, attention->kv_heads);
     }
     team_meet(e->team, rows);
@@ -202,10 +205,8 @@ static void prepare_task(Engine *e, const Attending *a, const Rotation *rotation
     if (!a->split || item->block == item->end - 1) {
         write_heads(e, a, rotation, turns, item->first_row, head, head + 1);
     }
-    if (!turns) return;
-    const float *turn = turns + (int64_t)item->first_row * rotation->rotated;
     memcpy(q, item->task.q, sizeof(float) * (size_t)(group * attention->head_dim));
-    e->kernels->rope(q, group, attention->head_dim, turn, rotation->rotated, rotation->interleaved);
+    turn_heads(e, a, a->q_norm, rotation, turns, item->first_row, group, q);
     item->task.q = q;
 }
 

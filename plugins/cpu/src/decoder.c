@@ -132,6 +132,9 @@ static void attention_half(Run *run, const Layer *layer, int thread) {
     a.k = a.q + layer->attention.heads * layer->attention.head_dim;
     a.v = a.k + layer->attention.kv_heads * layer->attention.head_dim;
     a.q_stride = a.k_stride = a.v_stride = layer->qkv->rows;
+    a.q_norm = layer->q_norm;
+    a.k_norm = layer->k_norm;
+    a.eps = layer->eps;
     attending_plan(e, &a);
     phase_product(e, thread, layer->qkv, x, run->projected, layer->qkv->rows, 0);
     phase_attention(e, thread, &a, layer->rotation, run->turns);

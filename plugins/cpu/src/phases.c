@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Rows that every thread prepares for itself rather than wait for others' shares: some two microseconds of work, which is
- * what a meeting costs. */
+/* Rows that every thread prepares for itself rather than wait for others' shares: some two microseconds of work, which
+ * is what a meeting costs. */
 enum { OWN_ROWS = 4 };
 
 static int quantised(const Matrix *m) {

@@ -16,6 +16,8 @@ typedef struct {
     const Attention *attention;
     const float *q, *k, *v; /* first row of each */
     int64_t q_stride, k_stride, v_stride;
+    const float *q_norm, *k_norm; /* of heads, before they are rotated; NULL: none */
+    float eps;
     float *out; /* (rows, heads * value_dim) */
     int split, fused;
     int tasks;         /* of the attention itself */
@@ -42,7 +44,7 @@ void phase_gated_product(Engine *e, int thread, const Matrix *m, Source source, 
                          float *out);
 /* Cosines and sines of all rows, times the rotation's magnitude: (rows, rotated). */
 void phase_turns(Engine *e, const Step *step, const Rotation *rotation, float *turns);
-/* Rotates q and k (unless turns is NULL), writes k and v to their pages, and attends. */
+/* Norms heads, rotates q and k (unless turns is NULL), writes k and v to their pages, and attends. */
 void phase_attention(Engine *e, int thread, const Attending *a, const Rotation *rotation, const float *turns);
 
 int input_bytes(Engine *e, const Matrix *m, int rows); /* 0: no memory */

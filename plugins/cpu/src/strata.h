@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ABI_VERSION 1
+#define ABI_VERSION 2
 
 #if defined(_WIN32)
 #define API __declspec(dllexport)
@@ -117,6 +117,7 @@ enum Activation { ACTIVATION_SILU, ACTIVATION_GELU_TANH };
 typedef struct {
     const float *attention_norm; /* (width,) */
     const Matrix *qkv;
+    const float *q_norm, *k_norm; /* (head_dim,) of every head before its rotation, or NULL */
     const Rotation *rotation;
     Attention attention;
     const Matrix *output;

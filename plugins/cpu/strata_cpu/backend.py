@@ -136,8 +136,8 @@ class CpuBackend(HostBackend):
         return out
 
     def decode(self, step: Step, x: Floats, decoder: Decoder, outputs: int) -> Floats | None:
-        if any(layer.q_norm is not None or layer.k_norm is not None for layer in decoder.layers):
-            return super().decode(step, x, decoder, outputs)  # norms of heads are not in the fused kernel
+        if any(layer.rotation is not decoder.layers[0].rotation for layer in decoder.layers):
+            return super().decode(step, x, decoder, outputs)  # the fused kernel rotates all layers alike
         native_decoder = self._decoders.get(id(decoder))
         if native_decoder is None:  # which keeps the decoder, so that its id is not given to another one
             native_decoder = self._decoders[id(decoder)] = NativeDecoder(decoder)

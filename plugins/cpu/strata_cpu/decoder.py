@@ -65,6 +65,8 @@ class NativeDecoder:
         return native.Layer(
             attention_norm=layer.attention_norm.ctypes.data,
             qkv=ctypes.pointer(layer.qkv.with_biases(layer.qkv_biases)),
+            q_norm=None if layer.q_norm is None else layer.q_norm.ctypes.data,
+            k_norm=None if layer.k_norm is None else layer.k_norm.ctypes.data,
             rotation=ctypes.pointer(rotation),
             attention=attention_struct(layer.spec, layer.cache, layouts[layer.cache[0]]),
             output=ctypes.pointer(layer.output.with_biases((layer.output_bias,))),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from strata_core.errors import BackendError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 HERE = Path(__file__).parent
 #: Written by the build where it could not make the library; says why.
@@ -101,6 +101,8 @@ class Layer(ctypes.Structure):
     _fields_ = (
         ("attention_norm", c_void_p),
         ("qkv", POINTER(Matrix)),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
         ("rotation", POINTER(Rotation)),
         ("attention", Attention),
         ("output", POINTER(Matrix)),
