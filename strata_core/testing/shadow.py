@@ -228,6 +228,21 @@ class ShadowBackend(WrappedBackend):
         self._copies.tick()
         return super().attention(step, layer, q, k, v, spec, sinks)
 
+    def indexed_attention(
+        self,
+        step: Any,
+        layer: tuple[int, int],
+        q: Array,
+        k: Array,
+        v: Array,
+        spec: AttentionSpec,
+        index_q: Array,
+        index_k: Array,
+        indexer: Indexer,
+    ) -> Array:
+        self._copies.tick()
+        return super().indexed_attention(step, layer, q, k, v, spec, index_q, index_k, indexer)
+
     def _check_spans(self, batch: Batch, number: int, store: ShadowPageStore) -> None:
         read: list[int] = []
         written: list[int] = []

@@ -249,6 +249,25 @@ class FaultyBackend(WrappedBackend):
         sinks: Array | None = None,
     ) -> Array:
         out = super().attention(step, layer, q, k, v, spec, sinks)
+        self._fail_if_told()
+        return out
+
+    def indexed_attention(
+        self,
+        step: Any,
+        layer: tuple[int, int],
+        q: Array,
+        k: Array,
+        v: Array,
+        spec: AttentionSpec,
+        index_q: Array,
+        index_k: Array,
+        indexer: Indexer,
+    ) -> Array:
+        out = super().indexed_attention(step, layer, q, k, v, spec, index_q, index_k, indexer)
+        self._fail_if_told()
+        return out
+
+    def _fail_if_told(self) -> None:
         if self.steps - 1 in self.fail_steps:
             raise BackendError(f"step {self.steps - 1} failed, as it was told to")
-        return out

@@ -36,7 +36,8 @@ _READERS = 8
 class RowCounters:
     """What a table did since it was opened.
 
-    :ivar rows: asked for. :ivar hits: of them, those that the own cache had. :ivar reads: reads from the file, and
+    :ivar rows: asked for. :ivar hits: of them, those that the own cache had. :ivar reads: reads from the file (one for
+        a row, however often one call asks for it), and
         :ivar read_bytes: their bytes (both of ``direct`` only; nobody counts what a mapping reads).
     :ivar cached_bytes: held by the own cache.
     """
