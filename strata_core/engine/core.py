@@ -24,11 +24,10 @@ from strata_core.engine.slots import Slot, Task
 from strata_core.engine.stats import Counters
 from strata_core.engine.step import Rows, Stepper
 from strata_core.engine.trace import TracedRequest
-from strata_core.errors import Cancelled, InvalidRequest, NotFound, StrataError
+from strata_core.errors import Cancelled, StrataError
 from strata_core.events import Event, RequestFinished
 from strata_core.models.base import Model
 from strata_core.settings.core import BatchAgenda
-from strata_core.store.base import Entry, Level
 from strata_core.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("strata.requests")
@@ -324,7 +323,7 @@ class EngineCore:
         counters.reused.update(record.reused)
         for reread in record.reread:
             counters.reread[reread.reason] += reread.tokens
-        log.info("%s", request_line(record))
+        log.info("%s", record.line())
         self._emit(
             RequestFinished(
                 request_id=record.id,
@@ -354,53 +353,6 @@ class EngineCore:
         self.park_all("shutdown")
         self.keeper.save_all()
 
-    def pin(self, conversation: str, pinned: bool, tenant: str | None = None) -> None:
-        """Set or clear the pin of all copies of a conversation.
-
-        :param tenant: whose copies; None for everyone's.
-        :raises NotFound: there is none.
-        """
-        lives = [s.live for s in self._holding(conversation, tenant) if s.live is not None]
-        for live in lives:
-            live.pinned = pinned
-        stored = self._stored(conversation, tenant)
-        for level, entry in stored:
-            level.update(attrs.evolve(entry, pinned=pinned))
-        if not lives and not stored:
-            raise NotFound(f"no conversation {conversation!r} is kept")
-
-    def _holding(self, conversation: str, tenant: str | None) -> list[Slot]:
-        return [
-            slot
-            for slot in self.slots
-            if slot.live is not None
-            and slot.live.conversation == conversation
-            and (tenant is None or slot.live.tenant == tenant)
-        ]
-
-    def _stored(self, conversation: str, tenant: str | None) -> list[tuple[Level, Entry]]:
-        return [c for c in self.keeper.ladder.copies(conversation) if tenant is None or c[1].tenant == tenant]
-
-    def delete(self, conversation: str, tenant: str | None = None) -> None:
-        """Forget all copies of a conversation.
-
-        :param tenant: whose copies; None for everyone's.
-        :raises NotFound: there is none. :raises InvalidRequest: a request is running in it; nothing is deleted.
-        """
-        slots = self._holding(conversation, tenant)
-        if any(slot.task is not None for slot in slots):
-            raise InvalidRequest(f"conversation {conversation!r} is in use by a running request")
-        stored = self._stored(conversation, tenant)
-        if not slots and not stored:
-            raise NotFound(f"no conversation {conversation!r} is kept")
-        for slot in slots:
-            assert slot.live is not None
-            self.keeper.forget(slot.live, "deleted")
-            slot.live = None
-        for level, entry in stored:
-            level.remove(entry)
-        self.keeper.ladder.archiving.forget(conversation, tenant)
-
     def working_behind(self) -> bool:
         """Whether a level still works on something that it must be asked about."""
         return self.keeper.busy()
@@ -422,25 +374,3 @@ class EngineCore:
         for slot in self.slots:
             if slot.task is not None:
                 self._stop(slot, slot.task, error)
-
-
-def request_line(record: RequestRecord) -> str:
-    """A request in one line: where its prompt came from, what was read and generated, how fast, and why."""
-    sources = ", ".join(record.reused) or "none"
-    line = f"prompt {record.prompt_tokens} = {record.cached_tokens} reused ({sources}) + {record.read_tokens} read"
-    if record.read_s is not None:
-        line += f" in {1e3 * record.read_s:.0f} ms ({_rate(record.read_tokens, record.read_s)})"
-    line += f", {record.generated_tokens} generated"
-    if record.generate_s is not None:
-        # The first token comes with the prompt; the time from it to the last is that of all the others.
-        line += f" in {1e3 * record.generate_s:.0f} ms ({_rate(record.generated_tokens - 1, record.generate_s)})"
-    if record.reread:
-        parts = ", ".join(f"{reread.tokens} {reread.reason}" for reread in record.reread)
-        line += f"; reread because {parts}"
-    elif record.why:
-        line += f"; {record.why}"
-    return line if record.status in ("stop", "length") else f"{line}; {record.status}"
-
-
-def _rate(tokens: int, seconds: float) -> str:
-    return f"{tokens / seconds:.1f} tok/s" if tokens > 0 and seconds > 0 else "- tok/s"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 
 from strata_core.conversations.keeper import Keeper
+from strata_core.engine import kept
 from strata_core.engine.core import CoreOptions, EngineCore
 from strata_core.engine.report import conversations, level_infos, snapshot
 from strata_core.engine.requests import Request, RequestHandle, RequestRecord
@@ -203,14 +204,14 @@ class Engine:
 
         :raises NotFound: nothing of that id is kept.
         """
-        self.call(lambda core: core.pin(conversation, pinned, tenant))
+        self.call(lambda core: kept.pin(core, conversation, pinned, tenant))
 
     def delete_conversation(self, conversation: str, tenant: str | None = None) -> None:
         """Forget a conversation in slots and on all levels; with ``tenant``, only that tenant's copies.
 
         :raises NotFound: nothing of that id is kept. :raises InvalidRequest: a request is running in it.
         """
-        self.call(lambda core: core.delete(conversation, tenant))
+        self.call(lambda core: kept.delete(core, conversation, tenant))
 
     def announce(self, url: str) -> None:
         """Tell observers that requests are taken at ``url``."""

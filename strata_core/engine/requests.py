@@ -217,6 +217,23 @@ class RequestRecord:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 
+    def line(self) -> str:
+        """A request in one line: where its prompt came from, what was read and generated, how fast, and why."""
+        sources = ", ".join(self.reused) or "none"
+        line = f"prompt {self.prompt_tokens} = {self.cached_tokens} reused ({sources}) + {self.read_tokens} read"
+        if self.read_s is not None:
+            line += f" in {1e3 * self.read_s:.0f} ms ({_rate(self.read_tokens, self.read_s)})"
+        line += f", {self.generated_tokens} generated"
+        if self.generate_s is not None:
+            # The first token comes with the prompt; the time from it to the last is that of all the others.
+            line += f" in {1e3 * self.generate_s:.0f} ms ({_rate(self.generated_tokens - 1, self.generate_s)})"
+        if self.reread:
+            parts = ", ".join(f"{reread.tokens} {reread.reason}" for reread in self.reread)
+            line += f"; reread because {parts}"
+        elif self.why:
+            line += f"; {self.why}"
+        return line if self.status in ("stop", "length") else f"{line}; {self.status}"
+
     @classmethod
     def unstarted(cls, handle: RequestHandle, status: str) -> RequestRecord:
         """The record of a request that ended before it had a slot."""
@@ -318,3 +335,7 @@ class RequestHandle:
                     "".join(texts), tuple(tokens), tuple(logprobs), event.reason, event.stop_text, started, event.record
                 )
         raise AssertionError("the events of a request ended without a last one")
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / seconds:.1f} tok/s" if tokens > 0 and seconds > 0 else "- tok/s"

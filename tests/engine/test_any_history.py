@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from strata_core.engine import kept
 from strata_core.engine.requests import RequestHandle
 from strata_core.settings.core import BatchAgenda
 
@@ -90,7 +91,7 @@ class Histories(RuleBasedStateMachine):
     def delete_one(self) -> None:
         for level in self.engine.core.keeper.ladder.levels:
             for entry in list(level.entries())[:1]:
-                self.engine.core.delete(entry.conversation) if not self._in_use(entry.conversation) else None
+                kept.delete(self.engine.core, entry.conversation) if not self._in_use(entry.conversation) else None
 
     @rule()
     def park_everything(self) -> None:

@@ -76,3 +76,5 @@ class TestColdLevelWithStatesOfADevice(TestColdLevelWithStates):
 class TestColdLevelOfADevice(TestColdLevel):
     def make_store(self, layout: PageLayout) -> PageStore:
         return ShadowBackend(seed=layout.nbytes).page_store(layout, 8, PortableArena("off"))
+
+    test_a_thousand_entries = None  # they say nothing about a device, and take long to come from one
