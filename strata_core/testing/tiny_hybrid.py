@@ -20,7 +20,7 @@ EXPERTS, TOP, FFN = 8, 2, 32
 STREAMS, RANK = 4, 32
 INDEX_HEADS, INDEX_DIM, INDEX_BLOCK = 4, 16, 4
 #: Rows of the table of n-grams for each of its heads, those of order 2 first; and their width.
-NGRAM_SIZES, NGRAM_WIDTH = (101, 103, 107, 109), 32
+NGRAM_SIZES, NGRAM_WIDTH = (101, 103, 107, 109), 16
 
 
 def tiny_hybrid(
@@ -97,9 +97,9 @@ def tiny_sparse(
         "ple.heads_per_ngram": len(NGRAM_SIZES) // 2,
         "ple.conv_kernel": KERNEL,
         "ple.eos_token_id": 0,
-        "ple.layer_multipliers": np.array([23703573157769, 20109073645365, 8052911324071], np.int64),
-        "ple.head_vocab_sizes": np.array(NGRAM_SIZES, np.int64),
-        "ple.head_offsets": offsets[:-1],
+        "ple.layer_multipliers": np.array([23703573157769, 20109073645365, 8052911324071], np.uint64),
+        "ple.head_vocab_sizes": np.array(NGRAM_SIZES, np.uint64),
+        "ple.head_offsets": offsets[:-1].astype(np.uint64),
         "embedding_length_per_layer_input": NGRAM_WIDTH,
     }
     keys = _keys(architecture, seed, layers, interval, context, vocab, template) | mixture_keys(architecture)
@@ -133,6 +133,7 @@ def _keys(
         "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.dimension_count": ROTATED,
         "rope.freq_base": 10_000.0,
+        "rope.dimension_sections": None if architecture == "qwen3next" else np.array([2, 1, 1, 0], np.int32),
         "ssm.conv_kernel": KERNEL,
         "ssm.state_size": KEY_DIM,
         "ssm.group_count": KEY_HEADS,

@@ -112,7 +112,7 @@ def test_value_heads_are_tiled_in_qwen35_and_grouped_in_qwen3next(tmp_path: Path
         ("ssm.time_step_rank", 3, ModelFileError, "2 key heads"),
         ("ssm.inner_size", 63, ModelFileError, "multiple of 4"),
         ("expert_used_count", 9, ModelFileError, "8 experts"),
-        ("nextn_predict_layers", 1, UnsupportedModel, "nextn_predict_layers"),
+        ("nextn_predict_layers", 4, ModelFileError, "only 4 layers"),
         ("attention.sliding_window", 8, UnsupportedModel, "sliding_window"),
         ("attention.indexer.top_k", 25, ModelFileError, "block of 4"),
         ("attention.indexer.local_blocks", 2, UnsupportedModel, "local_blocks"),
@@ -121,7 +121,7 @@ def test_value_heads_are_tiled_in_qwen35_and_grouped_in_qwen3next(tmp_path: Path
         ("ple.ngram_size", 1, ModelFileError, "two tokens"),
         ("ple.layers", np.array([0, 1], np.int32), ModelFileError, "hold 1 numbers"),
         ("ple.head_offsets", np.array([0, 101, 204, 312], np.int64), ModelFileError, "420 rows"),
-        ("embedding_length_per_layer_input", 31, ModelFileError, "32 elements"),
+        ("embedding_length_per_layer_input", 31, ModelFileError, "16 elements"),
     ],
 )
 def test_keys_that_make_no_sense_or_ask_for_more_are_named(
@@ -130,6 +130,25 @@ def test_keys_that_make_no_sense_or_ask_for_more_are_named(
     path = tiny_sparse(tmp_path / "tiny.gguf", metadata={f"qwen4exp.{key}": value})
     with pytest.raises(error, match=said):
         load(path)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    path = tiny_hybrid(tmp_path / "tiny.gguf", architecture="qwen35", seed=2)
+    longer = tiny_hybrid(
+        tmp_path / "longer.gguf",
+        architecture="qwen35",
+        seed=2,
+        metadata={"qwen35.block_count": 5} | {"qwen35.nextn_predict_layers": 1},
+    )
+
+    def one_more(tensors: Arrays) -> None:
+        for name in [name for name in tensors if name.startswith("blk.3.")]:
+            tensors[name.replace("blk.3.", "blk.4.")] = tensors[name]
+        tensors["blk.4.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
+
+    model = load(changed(longer, one_more))
+    assert model.geometry.layers == 4
+    assert np.array_equal(logits(model), logits(load(path)))
 
 
 @pytest.mark.parametrize("name", ["blk.0.ssm_a", "blk.0.hc_attn_inject.weight", "blk.1.indexer.k_norm.weight"])

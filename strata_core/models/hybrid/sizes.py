@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
 from strata_core.compute.base import AttentionSpec, DeltaSpec, Rotation
@@ -9,6 +11,9 @@ from strata_core.models.base import ModelOptions
 from strata_core.models.config import DecoderConfig, identity_of
 from strata_core.models.keys import Keys
 from strata_core.pool.layout import PageLayout
+
+if TYPE_CHECKING:
+    from strata_core.weights.source import WeightSource
 
 #: Sections of the rotation tell apart a picture's positions in time, height and width. Of text all three are the same,
 #: so that it turns as without sections.
@@ -18,6 +23,8 @@ _ROPE_KEYS = ("dimension_sections",)
 @attrs.frozen
 class HybridSizes:
     """Sizes of a model in which every ``interval``-th layer attends and the others are gated delta nets.
+
+    Layers that predict further tokens, which files count as their last ones, are not counted here.
 
     :ivar decoder: the sizes that other decoders have too; its heads are those of the layers that attend.
     :ivar kernel: width of the delta nets' convolution.
@@ -35,6 +42,11 @@ class HybridSizes:
         :raises UnsupportedModel: a rotation that is not known.
         """
         decoder = DecoderConfig.read(keys, options, rope_keys=_ROPE_KEYS)
+        further = keys.count("nextn_predict_layers", 0)
+        if further >= decoder.layers:
+            raise keys.wrong("nextn_predict_layers", f"there are only {decoder.layers} layers")
+        decoder = attrs.evolve(decoder, layers=decoder.layers - further)
+        _leave_out(keys.source, range(decoder.layers, decoder.layers + further))
         interval = keys.size("full_attention_interval", 4)
         if interval > decoder.layers:
             raise keys.wrong("full_attention_interval", f"none of {decoder.layers} layers attends")
@@ -87,6 +99,14 @@ class HybridSizes:
         """What changes K/V and states beside the weights."""
         facts = identity_of(architecture, self.decoder, rope=rotation)
         return facts | {"interval": self.interval, "conv_kernel": self.kernel, "delta": repr(self.delta)}
+
+
+def _leave_out(source: WeightSource, layers: range) -> None:
+    """Pass over the tensors of layers that predict further tokens (for drafts): the others do not depend on them."""
+    prefixes = tuple(f"blk.{number}." for number in layers)
+    for name in source.tensors:
+        if prefixes and name.startswith(prefixes):
+            source.get(name)
 
 
 def conv_channels(delta: DeltaSpec) -> int:
