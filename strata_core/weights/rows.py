@@ -36,9 +36,10 @@ _READERS = 8
 class RowCounters:
     """What a table did since it was opened.
 
-    :ivar rows: asked for. :ivar hits: of them, those that the own cache had. :ivar reads: reads from the file (one for
-        a row, however often one call asks for it), and
-        :ivar read_bytes: their bytes (both of ``direct`` only; nobody counts what a mapping reads).
+    :ivar rows: asked for.
+    :ivar hits: of them, those that the own cache had.
+    :ivar reads: reads from the file, one for a row however often a call asks for it; :ivar read_bytes: their bytes.
+        Both of ``direct`` only: nobody counts what a mapping reads.
     :ivar cached_bytes: held by the own cache.
     """
 
@@ -144,9 +145,10 @@ class DirectRows(RowTable):
     def __init__(self, tensor: StoredTensor, place: Place, cache_bytes: int):
         super().__init__(tensor)
         self._path, self._offset = place.path, place.offset
-        self._bound = cache_bytes
-        self._cache: OrderedDict[int, Bytes] = OrderedDict()
         self._file = _open(place)
+        # Memory of the cache: the system gives it page by page as rows come to be kept.
+        self._kept = np.empty((min(cache_bytes // self._row_bytes, tensor.shape[0]), self._row_bytes), np.uint8)
+        self._slots: OrderedDict[int, int] = OrderedDict()  # where a row is kept, the least recently used row first
         self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="strata-rows")
         self._local = threading.local()
 
@@ -157,47 +159,49 @@ class DirectRows(RowTable):
             self._file = -1
 
     def _stored(self, ids: NDArray[np.int64]) -> Bytes:
-        wanted = np.unique(ids).tolist()  # in order of place, so that neighbours are read after each other
-        found: dict[int, Bytes] = {}
-        for row in wanted:
-            known = self._cache.get(row)
-            if known is not None:
-                self._cache.move_to_end(row)
-                found[row] = known
-        missing = [row for row in wanted if row not in found]
-        self.counters.hits += len(ids) - int(np.isin(ids, missing).sum())
-        for row, (stored, nbytes) in zip(missing, self._threads.map(self._read, missing), strict=True):
-            found[row] = stored
-            self.counters.reads += 1
-            self.counters.read_bytes += nbytes
-            self._keep(row, stored)
-        out = np.empty((len(ids), self._row_bytes), np.uint8)
-        for place, row in enumerate(ids.tolist()):
-            out[place] = found[row]
-        return out
+        wanted, places = np.unique(ids, return_inverse=True)  # in order, so that neighbours are read after each other
+        slots = np.array([self._slots.get(row, -1) for row in wanted.tolist()], np.int64)
+        known = slots >= 0
+        stored = np.empty((len(wanted), self._row_bytes), np.uint8)
+        stored[known] = self._kept[slots[known]]
+        missing = np.flatnonzero(~known)
+        shares = [missing[first::_READERS] for first in range(min(_READERS, len(missing)))]
+        sizes = self._threads.map(lambda share: self._read_rows(wanted[share], share, stored), shares)
+        self.counters.read_bytes += sum(sizes)
+        self.counters.reads += len(missing)
+        self.counters.hits += int(known[places].sum())
+        self._keep(wanted, known, stored)
+        return stored[places.reshape(-1)]
 
-    def _keep(self, row: int, stored: Bytes) -> None:
-        if self._row_bytes > self._bound:
-            return
-        self._cache[row] = stored
-        while len(self._cache) * self._row_bytes > self._bound:
-            self._cache.popitem(last=False)
-        self.counters.cached_bytes = len(self._cache) * self._row_bytes
+    def _keep(self, rows: NDArray[np.int64], known: NDArray[np.bool_], stored: Bytes) -> None:
+        """Note that these rows were used, and keep those that were not known."""
+        for row in rows[known].tolist():
+            self._slots.move_to_end(row)
+        for place in np.flatnonzero(~known)[: len(self._kept)].tolist():
+            slot = len(self._slots)
+            if slot == len(self._kept):
+                _, slot = self._slots.popitem(last=False)
+            self._kept[slot] = stored[place]
+            self._slots[int(rows[place])] = slot
+        self.counters.cached_bytes = len(self._slots) * self._row_bytes
 
-    def _read(self, row: int) -> tuple[Bytes, int]:
-        """A row's bytes, and how many were read for it: whole sectors around it."""
-        start = self._offset + row * self._row_bytes
-        first = start // _SECTOR * _SECTOR
-        size = -(-(start + self._row_bytes - first) // _SECTOR) * _SECTOR
-        buffer = self._buffer(size)
-        try:
-            got = os.preadv(self._file, [buffer], first)
-        except OSError as error:
-            raise ModelFileError(f"{self._path}: cannot be read: {error}") from error
-        inside = start - first
-        if got < inside + self._row_bytes:
-            raise ModelFileError(f"{self._path}: ends within tensor {self.tensor.name}", param=self.tensor.name)
-        return np.frombuffer(buffer, np.uint8)[inside : inside + self._row_bytes].copy(), got
+    def _read_rows(self, rows: NDArray[np.int64], places: NDArray[np.intp], stored: Bytes) -> int:
+        """Read rows into their places of ``stored``; returns how many bytes were read, whole sectors. Any thread."""
+        total = 0
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+            start = self._offset + row * self._row_bytes
+            first = start // _SECTOR * _SECTOR
+            inside = start - first
+            buffer = self._buffer(-(-(inside + self._row_bytes) // _SECTOR) * _SECTOR)
+            try:
+                got = os.preadv(self._file, [buffer], first)
+            except OSError as error:
+                raise ModelFileError(f"{self._path}: cannot be read: {error}") from error
+            if got < inside + self._row_bytes:
+                raise ModelFileError(f"{self._path}: ends within tensor {self.tensor.name}", param=self.tensor.name)
+            stored[place] = np.frombuffer(buffer, np.uint8)[inside : inside + self._row_bytes]
+            total += got
+        return total
 
     def _buffer(self, size: int) -> memoryview:
         """Memory of this thread that begins on a page, as O_DIRECT asks for."""
