@@ -1,4 +1,4 @@
-"""Every dequantiser gives the numbers of the ``gguf`` package's, to the bit."""
+"""Every dequantiser gives the numbers of the ``gguf`` package's, to the bit, or of the type's definition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,19 @@ def random_blocks(name: str, count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, kind.size), dtype=np.uint8)
 
 
+def few_bits(blocks: np.ndarray, bits: int) -> np.ndarray:
+    """Types that the package does not know, one element at a time; as llama.cpp dequantises them."""
+    scale, out = blocks[:, :2].copy().view("<f2").astype(np.float32), []
+    for place in range(16 * 8 // bits):
+        code = blocks[:, 2 + place * bits // 8] >> (place * bits % 8) & (2**bits - 1)
+        out.append(code.astype(np.float32) - 1 if bits == 2 else 2 * code.astype(np.float32) - 1)
+    return (np.stack(out, axis=1) * scale).reshape(-1)
+
+
 def oracle(name: str, blocks: np.ndarray) -> np.ndarray:
+    if name in ("Q1_0", "Q2_0"):
+        with np.errstate(all="ignore"):
+            return few_bits(blocks, int(name[1]))
     with np.errstate(all="ignore"):
         return np.asarray(dequantize(blocks, GGMLQuantizationType[name]), np.float32).reshape(-1)
 
@@ -47,7 +59,7 @@ def test_blocks_of_one_byte_value_give_the_oracles_bits(name: str, byte: int) ->
 
 #: Where the float16 scales of each type lie in its block.
 SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108]} | {
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "F16": [0],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "F16": [0], "Q1_0": [0], "Q2_0": [0],
 }  # fmt: skip
 
 

@@ -31,8 +31,6 @@ _NOT_DECODED = (
     TensorType("TQ1_0", 34, 256, 54),
     TensorType("TQ2_0", 35, 256, 66),
     TensorType("NVFP4", 40, 64, 36),
-    TensorType("Q1_0", 41, 128, 18),
-    TensorType("Q2_0", 42, 64, 18),
 )
 
 _ALL = (*plain.TYPES, *simple.TYPES, *kquants.TYPES, *codebook.TYPES, *_NOT_DECODED)
