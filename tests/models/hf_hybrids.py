@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 import transformers
 
@@ -84,10 +83,3 @@ def saved(hybrid: Hybrid, path: Path) -> Any:
                 parameter.normal_(0, gain / parameter.shape[-1] ** 0.5)
     model.save_pretrained(path)
     return model
-
-
-def logits(model: Any, tokens: np.ndarray) -> np.ndarray:
-    """``(len(tokens), vocab)``."""
-    with torch.no_grad():
-        found: np.ndarray = model(torch.from_numpy(tokens.astype(np.int64))[None], use_cache=False).logits[0].numpy()
-    return found

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import hf_families
 import numpy as np
+from family_kit import TOKENS
+from hf_logits import logits
 from tiny_folders import TINIES, write
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        rows = {tiny.name: hf_families.logits(write(tiny, Path(folder) / tiny.name))[-1] for tiny in TINIES}
+        models = {tiny.name: hf_families.load(write(tiny, Path(folder) / tiny.name)) for tiny in TINIES}
+        rows = {name: logits(model, TOKENS)[-1] for name, model in models.items()}
     np.savez_compressed(Path(__file__).parents[1] / "golden" / "families.npz", **rows)

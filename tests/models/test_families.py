@@ -23,8 +23,8 @@ BY_NAME = {tiny.name: tiny for tiny in TINIES}
 FAMILIES = [tiny for tiny in TINIES if tiny.name == tiny.family]
 MIXTURES = [tiny for tiny in FAMILIES if tiny.name in ("qwen3_moe", "gpt_oss", "deepseek_v3")]
 ARCHITECTURES = {
-    "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma3": "gemma3", "gpt_oss": "gpt-oss",
-    "deepseek_v3": "deepseek2",
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma3": "gemma3",
+    "gpt_oss": "gpt-oss", "deepseek_v3": "deepseek2",
 }  # fmt: skip
 
 each = pytest.mark.parametrize("tiny", FAMILIES, ids=lambda tiny: tiny.name)

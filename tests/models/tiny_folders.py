@@ -63,6 +63,7 @@ _OSS = dict(
 )  # fmt: skip
 
 TINIES = (
+    _tiny("llama", "llama", "llama", intermediate_size=FFN, head_dim=HEAD_DIM),
     _tiny("qwen2", "qwen2", "qwen2", intermediate_size=FFN),
     _tiny("qwen2-tied-yarn", "qwen2", "qwen2", intermediate_size=FFN, tie_word_embeddings=True, rope_parameters=_YARN),
     _tiny("qwen3", "qwen3", "qwen3", intermediate_size=FFN, head_dim=HEAD_DIM),
@@ -103,8 +104,9 @@ def write(tiny: Tiny, path: Path, seed: int = 0) -> Path:
 
 
 _CLASSES = {
-    "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM", "gpt_oss": "GptOssForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
+    "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "gpt_oss": "GptOssForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Tiny random models of every family give the logits of ``transformers``."""
+"""Tiny random models of every family give the logits of ``transformers``, however their prompts came to be in them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from family_kit import TOKENS, load
 from safetensors.numpy import load_file, save_file
-from tiny_folders import TINIES, Tiny, write
+from tiny_folders import TINIES, write
 
 from strata_core.compute.reference import NumpyBackend
+from strata_core.plugins import Plugins
 from strata_core.testing.gguf_build import quantise
 from strata_core.testing.runner import ModelRunner
 from strata_core.weights.quant import TYPES, dequantise
@@ -20,23 +21,23 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import hf_families
+from hf_logits import logits
+from parity import CASES, COLUMNS, TOLERANCE, Case, Pair
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("default")]
 
-TOLERANCE = 1e-4
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    case: Case = request.param
+    plugins = Plugins.load(environ={}, requested=["strata_tiers"], entry_points=())
+    return Pair.make(case, tmp_path_factory.mktemp(case.name), plugins)
 
 
-def ours(path: Path) -> np.ndarray:
-    backend = NumpyBackend()
-    return ModelRunner(load(path, backend), backend, length=128, page_tokens=16).logits(TOKENS)
-
-
-@pytest.mark.parametrize("tiny", TINIES, ids=lambda tiny: tiny.name)
-def test_logits_are_those_of_transformers(tmp_path: Path, tiny: Tiny) -> None:
-    path = write(tiny, tmp_path)
-    expected = hf_families.logits(path)
-    assert np.abs(expected).max() > 1  # numbers worth comparing
-    assert np.abs(ours(path) - expected).max() <= TOLERANCE
+@pytest.mark.parametrize("column", COLUMNS)
+def test_logits_are_those_of_transformers(pair: Pair, column: str) -> None:
+    assert np.abs(pair.expected).max() > 1  # numbers worth comparing
+    assert COLUMNS[column](pair) <= TOLERANCE
 
 
 def test_experts_in_mxfp4_are_those_of_their_dequantised_weights(tmp_path: Path) -> None:
@@ -59,4 +60,6 @@ def test_experts_in_mxfp4_are_those_of_their_dequantised_weights(tmp_path: Path)
     config = json.loads((plain / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
     (packed / "config.json").write_text(json.dumps(config))
     save_file(blocks, packed / "model.safetensors", {"format": "pt"})
-    assert np.abs(ours(packed) - hf_families.logits(plain)).max() <= TOLERANCE
+    backend = NumpyBackend()
+    found = ModelRunner(load(packed, backend), backend, length=128, page_tokens=16).logits(TOKENS)
+    assert np.abs(found - logits(hf_families.load(plain), TOKENS)).max() <= TOLERANCE
