@@ -118,7 +118,8 @@ def install(testing: bool) -> None:
     if any(mark in done for mark in wanted):
         return
     names = ", ".join(["core", *(folder.name for folder in plugins)])
-    say(f"installing Strata ({names}){' and what its tests need' if testing else ''}; this can take a minute")
+    purpose = " and what its tests need" if testing else ""
+    say(f"installing Strata ({names}){purpose}; this can take a few minutes: kernels are compiled for this machine")
     targets = [f"{ROOT}[test]" if testing else str(ROOT), *map(str, plugins)]
     editable = [argument for target in targets for argument in ("--editable", target)]
     stamp.unlink(missing_ok=True)  # until this has worked, nothing is known of what is installed

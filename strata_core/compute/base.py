@@ -171,10 +171,6 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def embed_ids(self, table: Array, ids: np.ndarray) -> Array:
-        """Rows of ``table`` named by ``ids`` (int64 ``(rows, n)`` on the host), side by side: ``(rows, n * width)``."""
-
-    @abstractmethod
     def causal_conv(self, step: Any, layer: tuple[int, int], x: Array, weight: Array, dilation: int = 1) -> Array:
         """Depthwise convolution along each sequence, with zeros before its beginning: ``(rows, channels)``,
         ``y[t, c] = sum_j weight[c, j] * x[t - (kernel-1-j) * dilation, c]``.

@@ -189,7 +189,7 @@ def _write_all(file: io.FileIO, session: Session, blocks: Iterable[Block]) -> No
             _write(file, page)
         digests.append(digest.digest())
     if len(digests) != session.pieces:
-        raise ValueError(f"{len(digests)} blocks and states were given for {session.pieces}")
+        raise ValueError(f"{len(digests)} blocks were given for {session.pieces}")
     file.seek(0)
     _write(file, memoryview(session.header(digests)))
 

@@ -89,9 +89,3 @@ class ElementwiseTests(BackendKit):
         out = backend.head_linear(backend.from_host(x), backend.vector(stored(weight)))
         expected = np.einsum("rhi,hoi->rho", x.astype(np.float64).reshape(rows, 3, 16), weight).reshape(rows, -1)
         self.close_to(backend.to_host(out), expected)
-
-    def test_embedding_rows_of_given_ids_stand_side_by_side(self, backend: Backend) -> None:
-        weight = random_rows(1, 50, 8)
-        ids = np.array([[0, 49, 7], [7, 7, 1]], np.int64)
-        out = backend.embed_ids(backend.table(stored(weight)), ids)
-        self.close_to(backend.to_host(out), weight[ids].reshape(2, 24))

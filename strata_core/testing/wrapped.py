@@ -129,9 +129,6 @@ class WrappedBackend(Backend):
         parts: tuple[Array, ...] = self._call(self.inner.linear_split, x, weight, biases)
         return parts
 
-    def embed_ids(self, table: Array, ids: np.ndarray) -> Array:
-        return self._call(self.inner.embed_ids, table, ids)
-
     def group_norm(self, x: Array, weight: Array, groups: int, eps: float) -> Array:
         return self._call(self.inner.group_norm, x, weight, groups, eps)
 

@@ -5,6 +5,7 @@ A plugin: importing it registers ``warm`` and ``cold``, as far as :data:`CONFIG`
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -21,11 +22,12 @@ from strata_core.store.base import Entry, Level, LevelContext, LevelFactory, Out
 
 @attrs.define
 class Behaviour:
-    """How a level behaves. ``delay``: polls until a write is complete."""
+    """How a level behaves. ``delay``: polls until a write is complete. ``gate``: what loads wait for."""
 
     max_bytes: int = 1 << 30
     delay: int = 0
     load_s: float = 0.0
+    gate: threading.Event | None = None
     fail_writes: bool = False
     refuse: bool = False
     adopts: bool = True
@@ -90,6 +92,8 @@ class SlowDisk(Level):
 
     def load(self, entry: Entry, tokens: int, sink: PageSink) -> None:
         time.sleep(self.behaviour.load_s)
+        if self.behaviour.gate is not None:
+            self.behaviour.gate.wait(30)
         if entry.id in self.behaviour.damaged:
             self.remove(entry)
             raise DamagedEntry("told to be damaged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -216,7 +217,7 @@ def test_other_slots_go_on_while_something_is_restored(driver: Make, cold: Behav
     for c in (2, 3):
         engine.ask(ids(c, count=60), max_tokens=1)
     engine.step()
-    cold.load_s = 0.3
+    cold.gate = threading.Event()
     busy = engine.submit(ids(4, count=10), max_tokens=400)
     back = engine.submit(join(ids(1, count=60), (9,)), max_tokens=2)
     for _ in range(10):
@@ -224,6 +225,7 @@ def test_other_slots_go_on_while_something_is_restored(driver: Make, cold: Behav
     assert [slot.restoring for slot in engine.core.slots].count(True) == 1
     generated = engine.core.counters.generated_tokens
     assert generated >= 8
+    cold.gate.set()
     busy.cancel()
     engine.run()
     assert back.result().started.cached_tokens == 60

@@ -92,17 +92,11 @@ class CpuBackend(HostBackend):
         return Step(batch, stores)
 
     def embed(self, step: Step, table: Matrix, scale: float = 1.0) -> Floats:
-        return self._rows(table, step.batch.tokens, scale)
-
-    def embed_ids(self, table: Matrix, ids: np.ndarray) -> Floats:
-        return self._rows(table, ids.reshape(-1), 1.0).reshape(len(ids), -1)
-
-    def _rows(self, table: Matrix, numbers: np.ndarray, scale: float) -> Floats:
-        if numbers.min() < 0 or numbers.max() >= table.edges[-1]:
-            raise BackendError(f"a row is asked for that the table of {table.edges[-1]} does not have")
-        numbers = np.ascontiguousarray(numbers, np.int32)
-        out = np.empty((len(numbers), table.width), np.float32)
-        self._library.strata_rows(table.struct, numbers.ctypes.data, len(numbers), scale, out.ctypes.data)
+        tokens = np.ascontiguousarray(step.batch.tokens, np.int32)
+        if tokens.min() < 0 or tokens.max() >= table.edges[-1]:
+            raise BackendError(f"a token is not in the vocabulary of {table.edges[-1]}")
+        out = np.empty((len(tokens), table.width), np.float32)
+        self._library.strata_rows(table.struct, tokens.ctypes.data, len(tokens), scale, out.ctypes.data)
         return out
 
     def select_outputs(self, step: Step, x: Floats) -> Floats:

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -23,18 +22,16 @@ PLUGIN = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def build_native() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_native", PLUGIN / "build_native.py")
+def compile_kernels() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("compile_kernels", PLUGIN / "compile_kernels.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # setuptools replaces distutils, which warns where it is
-        spec.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, build_native: ModuleType) -> None:
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compile_kernels: ModuleType) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -51,47 +48,47 @@ def not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_without_a_compiler_the_build_asks_for_one_and_then_says_so(build_native: ModuleType, tmp_path: Path) -> None:
-    assert build_native.requirements(["setuptools"]) == ["setuptools", "ziglang"]
-    with pytest.raises(build_native.NotBuilt, match="no C compiler"):
-        build_native.build(tmp_path / "native.so")
+def test_without_a_compiler_the_build_asks_for_one_and_then_says_so(compile_kernels: ModuleType, tmp_path: Path) -> None:
+    assert compile_kernels.requirements(["setuptools"]) == ["setuptools", "ziglang"]
+    with pytest.raises(compile_kernels.NotBuilt, match="no C compiler"):
+        compile_kernels.build(tmp_path / "native.so")
 
 
-def test_with_a_compiler_nothing_is_fetched(build_native: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_compiler_nothing_is_fetched(compile_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc -m64")
-    assert build_native.compiler() == ["gcc", "-m64"]
-    assert build_native.requirements(["setuptools"]) == ["setuptools"]
+    assert compile_kernels.compiler() == ["gcc", "-m64"]
+    assert compile_kernels.requirements(["setuptools"]) == ["setuptools"]
 
 
 def test_the_compiler_in_the_ziglang_package_is_used_where_there_is_no_other(
-    build_native: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    compile_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "ziglang")
-    assert build_native.compiler() == [sys.executable, "-m", "ziglang", "cc"]
+    assert compile_kernels.compiler() == [sys.executable, "-m", "ziglang", "cc"]
 
 
 @pytest.mark.parametrize(
     ("command", "message"), [("false", "failed with exit code 1"), ("/no/such/cc", "does not start")]
 )
 def test_a_compiler_that_fails_is_named_with_its_reason(
-    build_native: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, message: str
+    compile_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, message: str
 ) -> None:
     monkeypatch.setenv("CC", command)
-    with pytest.raises(build_native.NotBuilt, match=message):
-        build_native.build(tmp_path / "native.so")
+    with pytest.raises(compile_kernels.NotBuilt, match=message):
+        compile_kernels.build(tmp_path / "native.so")
     assert not (tmp_path / "native.so").exists()
 
 
 def test_where_the_library_cannot_be_made_the_package_holds_a_note_instead(
-    build_native: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    compile_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(build_native, "HERE", tmp_path)
+    monkeypatch.setattr(compile_kernels, "HERE", tmp_path)
     (tmp_path / "strata_cpu").mkdir()
     (tmp_path / "strata_cpu" / "native.so").write_bytes(b"of an earlier version")
     monkeypatch.setenv("CC", "false")
-    build_native.build_into_package()
+    compile_kernels.build_into_package()
     assert [path.name for path in (tmp_path / "strata_cpu").iterdir()] == ["not_built.txt"]
     assert "false failed" in (tmp_path / "strata_cpu" / "not_built.txt").read_text("utf-8")
 
@@ -128,14 +125,14 @@ def test_an_unknown_instruction_set_is_refused_by_name(monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kernels_pass_under_the_address_and_undefined_behaviour_sanitizers(
-    build_native: ModuleType, tmp_path: Path
+    compile_kernels: ModuleType, tmp_path: Path
 ) -> None:
-    compiler = build_native.compiler()
+    compiler = compile_kernels.compiler()
     asan = subprocess.run([*compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     runtime = Path(asan.stdout.strip())
     if not runtime.is_absolute():
         pytest.skip(f"{compiler[0]} has no address sanitizer")
-    build_native.build(tmp_path / "native.so", sanitize=True)
+    compile_kernels.build(tmp_path / "native.so", sanitize=True)
     environment = {
         **os.environ,
         library.LIBRARY_VARIABLE: str(tmp_path / "native.so"),
@@ -152,13 +149,13 @@ def test_kernels_pass_under_the_address_and_undefined_behaviour_sanitizers(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kernels_for_aarch64_compute_what_portable_ones_do_under_emulation(
-    build_native: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    compile_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cross, emulator = "aarch64-linux-gnu-gcc", shutil.which("qemu-aarch64")
     if shutil.which(cross) is None or emulator is None:
         pytest.skip(f"{cross} or qemu-aarch64 is not installed")
     monkeypatch.setenv("CC", cross)
-    build_native.build(tmp_path / "native.so", machine="aarch64")
+    compile_kernels.build(tmp_path / "native.so", machine="aarch64")
     program = tmp_path / "compare"
     source = Path(__file__).with_name("compare_kernels.c")
     options = ["-std=gnu11", "-O1", f"-I{PLUGIN / 'src'}", f"-Wl,-rpath,{tmp_path}"]

@@ -21,12 +21,12 @@ KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if "avx512" not in instruction_sets():
         pytest.skip("the rest of these kernels needs AVX-512")
-    spec = importlib.util.spec_from_file_location("build_native", PLUGIN / "build_native.py")
+    spec = importlib.util.spec_from_file_location("compile_kernels", PLUGIN / "compile_kernels.py")
     assert spec is not None and spec.loader is not None
-    build_native = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build_native)
+    compile_kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(compile_kernels)
     target: Path = tmp_path_factory.mktemp("emulated") / "native.so"
-    build_native.build(target, emulate=PLUGIN / "tests" / "emulated.h")
+    compile_kernels.build(target, emulate=PLUGIN / "tests" / "emulated.h")
     return target
 
 

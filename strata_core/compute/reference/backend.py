@@ -105,9 +105,6 @@ class NumpyBackend(HostBackend):
             x *= np.float32(scale)
         return x
 
-    def embed_ids(self, table: Matrix, ids: np.ndarray) -> Floats:
-        return table.rows(ids.reshape(-1)).reshape(len(ids), -1)
-
     def select_outputs(self, step: Step, x: Floats) -> Floats:
         chosen: Floats = x[step.batch.outputs]
         return chosen
