@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from strata_core.conversations.ladder import FLOW
 from strata_core.engine.core import EngineCore
@@ -87,29 +88,34 @@ def level_infos(core: EngineCore, counting: bool = False) -> tuple[LevelInfo, ..
 
 def conversations(core: EngineCore) -> list[ConversationInfo]:
     """Live conversations that may be resumed, and stored entries; the most recently used first."""
-    block = sum(pool.layout.nbytes for pool in core.keeper.pools)
-    pages_for = core.keeper.pools[0].layout.pages_for
     found = []
     for slot in core.slots:
         live = slot.live
         if live is not None and live.keep:
-            tokens = len(live.tokens)
             found.append(
                 ConversationInfo(
-                    live.conversation, f"slot {slot.id}", tokens, pages_for(tokens) * block, live.created, live.used,
-                    live.pinned, live.tenant,
+                    live.conversation, f"slot {slot.id}", len(live.tokens), created=live.created, used=live.used,
+                    pinned=live.pinned, tenant=live.tenant, **_sizes(core, len(live.tokens), live.positions),
                 )
             )
     for level in core.keeper.ladder.searched:
         for entry in core.keeper.ladder.entries(level):
-            tokens = len(entry.tokens)
             found.append(
                 ConversationInfo(
-                    entry.conversation, level.name, tokens, pages_for(tokens) * block, entry.created, entry.used,
-                    entry.pinned, entry.tenant,
+                    entry.conversation, level.name, len(entry.tokens), created=entry.created, used=entry.used,
+                    pinned=entry.pinned, tenant=entry.tenant, **_sizes(core, len(entry.tokens), entry.states),
                 )
             )
     return sorted(found, key=lambda info: -info.used)
+
+
+def _sizes(core: EngineCore, tokens: int, positions: Sequence[int] | None) -> dict[str, int]:
+    """What so many tokens with states at these positions take."""
+    keeper = core.keeper
+    pages = keeper.pools[0].layout.pages_for(tokens) * sum(pool.layout.nbytes for pool in keeper.pools)
+    states = len(positions or ())
+    state_nbytes = states * keeper.state_pool.layout.nbytes if keeper.state_pool is not None else 0
+    return {"nbytes": pages + state_nbytes, "states": states, "state_nbytes": state_nbytes}
 
 
 def _state(slot: Slot) -> str:

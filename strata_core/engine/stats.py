@@ -33,8 +33,12 @@ class SlotInfo:
 
 @attrs.frozen
 class ConversationInfo:
-    """A conversation that can be resumed. ``place`` is ``slot N`` or the name of a level; ``nbytes`` counts its pages,
-    shared ones in full."""
+    """A conversation that can be resumed. ``place`` is ``slot N`` or the name of a level; ``nbytes`` counts its pages
+    and states, shared ones in full.
+
+    :ivar states: positions at which a recurrent state is kept; 0 for models without such.
+    :ivar state_nbytes: what these take of ``nbytes``.
+    """
 
     id: str
     place: str
@@ -44,6 +48,8 @@ class ConversationInfo:
     used: float
     pinned: bool
     tenant: str
+    states: int = 0
+    state_nbytes: int = 0
 
 
 @attrs.frozen

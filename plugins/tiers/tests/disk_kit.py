@@ -15,15 +15,18 @@ from strata_tiers.writer import Writer
 
 from strata_core.errors import LevelError
 from strata_core.store.base import Entry, Outcome
-from strata_core.testing.scene import LAYOUTS, Scene
+from strata_core.testing.scene import LAYOUTS, STATES, Scene
 
 
-def new_scene() -> Scene:
-    return Scene.build(LAYOUTS["two layouts"])
+def new_scene(*, states: bool = False) -> Scene:
+    """:param states: of a model with recurrent state."""
+    return Scene.build(LAYOUTS["two layouts"], states=STATES if states else None)
 
 
 def shape_of(scene: Scene) -> Shape:
-    return Shape(scene.page_tokens, tuple(pool.layout.nbytes for pool in scene.pools))
+    states = scene.state_pool
+    pages = tuple(pool.layout.nbytes for pool in scene.pools)
+    return Shape(scene.page_tokens, pages, 0 if states is None else states.layout.nbytes)
 
 
 def open_level(

@@ -44,7 +44,7 @@ def read_segment(data: bytes) -> dict:
     check(ids_at == 136 + 8 * pools and digests_at == ids_at + 4 * count, "offsets")
     check(blocks == -(-count // page_tokens), "blocks")
     ids = struct.unpack_from(f"<{count}i", data, ids_at)
-    check(chain(parent, ids, page_tokens)[-1] == end, "end address")
+    check(parent == end or chain(parent, ids, page_tokens)[-1] == end, "end address")  # equal in a state
     check(not any(data[digests_at + 16 * blocks * pools : data_at]), "zeros before the data")
     found, at, digest_at = [], data_at, digests_at
     for _ in range(blocks):
@@ -96,26 +96,57 @@ def read_conversation(folder: Path, entry_id: str) -> tuple[dict, list[list[byte
     return manifest, blocks
 
 
+def read_states(folder: Path, manifest: dict) -> dict[int, bytes]:
+    """The states of an entry by their positions."""
+    ids, page_tokens, found, before = manifest["ids"], manifest["page_tokens"], {}, 0
+    for address, position, size in manifest["states"]:
+        check(before < position <= len(ids), "ascending positions")
+        ends = chain(manifest["identity"], ids[:position], page_tokens)[-1]
+        check(ends.hex() == address, "address of what precedes a state")
+        name = f"strata-state-{address}-{position - 1}"
+        name += f"-{manifest['id']}.seg" if position % page_tokens else ".seg"
+        data = (folder / "segments" / name).read_bytes()
+        state = read_segment(data)
+        check(len(data) == size and state["identity"] == manifest["identity"], "a state's file")
+        check((state["start"], state["ids"]) == (position - 1, (ids[position - 1],)), "a state's position")
+        check(state["end"] == state["parent"] == ends, "a state's addresses")
+        [[found[position]]] = state["blocks"]
+        before = position
+    check(before == len(ids), "a state at the end")
+    return found
+
+
 def read_session(data: bytes) -> dict:
-    """A session file, with its blocks as lists of pages."""
+    """A session file, with its blocks as lists of pages, and its states by their positions."""
     magic, version, flags = struct.unpack_from("<8sII", data, 0)
-    check(magic == b"STRATSES" and version == 1 and flags == 0, "no session of version 1")
-    size, start, text, count, page_tokens, pools, blocks, zero = struct.unpack_from("<QQIIIIII", data, 48)
-    check(size == len(data) and zero == 0 and blocks == -(-count // page_tokens), "counts")
+    check(magic == b"STRATSES" and version in (1, 2) and flags == 0, "no session of version 1 or 2")
+    size, start, text, count, page_tokens, pools, blocks, states = struct.unpack_from("<QQIIIIII", data, 48)
+    check(size == len(data) and blocks == -(-count // page_tokens) and (states > 0) == (version == 2), "counts")
     check(data[16:32] == checksum(data[:start]), "checksum")
     pages = struct.unpack_from(f"<{pools}Q", data, 88)
     ids_at = 88 + 8 * pools + text
     digests_at = ids_at + 4 * count
-    check(start == -(-(digests_at + 16 * blocks) // 4096) * 4096, "where the data is")
-    stride = -(-sum(pages) // 4096) * 4096
-    check(size == start + blocks * stride, "size")
+    check(start == _grain(digests_at + 16 * (blocks + states)), "where the data is")
     session = json.loads(data[88 + 8 * pools : ids_at])
     session |= {"identity": data[32:48], "ids": list(struct.unpack_from(f"<{count}i", data, ids_at)), "blocks": []}
-    for number in range(blocks):
-        block = data[start + number * stride : start + (number + 1) * stride]
+    state_bytes, positions = session.get("state_bytes", 0), session.get("states", [])
+    check(len(positions) == states and (not states or positions[-1] == count), "positions of states")
+    sizes = [_grain(sum(pages))] * blocks + [_grain(state_bytes)] * states
+    check(size == start + sum(sizes), "size")
+    found, at = [], start
+    for number, nbytes in enumerate(sizes):
+        found.append(data[at : at + nbytes])
         digest = data[digests_at + 16 * number : digests_at + 16 * number + 16]
-        check(xxhash.xxh3_128_digest(block) == digest, "digest of a block")
-        ends = [sum(pages[:pool]) for pool in range(pools + 1)]
+        check(xxhash.xxh3_128_digest(found[-1]) == digest, "digest of a block or state")
+        at += nbytes
+    ends = [sum(pages[:pool]) for pool in range(pools + 1)]
+    for block in found[:blocks]:
         session["blocks"].append([block[a:b] for a, b in itertools.pairwise(ends)])
+        check(not any(block[ends[-1] :]), "zeros behind the pages")
+    check(not any(any(state[state_bytes:]) for state in found[blocks:]), "zeros behind a state")
+    session["states"] = {p: state[:state_bytes] for p, state in zip(positions, found[blocks:], strict=True)}
     return session
 
+
+def _grain(nbytes: int) -> int:
+    return -(-nbytes // 4096) * 4096

@@ -103,6 +103,23 @@ def test_show_finds_entries_and_conversations_by_the_beginning_of_their_names(
     cache("show", "", code=3)
 
 
+def test_states_are_told_of_with_their_sizes(cache: Run, folder: Path) -> None:
+    scene = new_scene(states=True)
+    two, one = scene.entry(ids(1, 27), id="aa11", states=(8, 27)), scene.entry(ids(2, 9), id="bb22", states=(9,))
+    fill(scene, folder, two, one)
+    listed = {one["id"]: one for one in json.loads(cache("ls", "--json").stdout)}
+    assert listed["aa11"]["states"] == [8, 27] and listed["bb22"]["states"] == [9]
+    assert listed["aa11"]["state_bytes"] == 2 * listed["bb22"]["state_bytes"]
+    [shown] = json.loads(cache("show", "aa11", "--json").stdout)
+    sizes = [(folder / "segments" / one["file"]).stat().st_size for one in shown["state_files"]]
+    assert [one["size"] for one in shown["state_files"]] == sizes and sum(sizes) == shown["state_bytes"]
+    assert [one["position"] for one in shown["state_files"]] == [8, 27]
+    assert not {one["file"] for one in shown["state_files"]} & {one["file"] for one in shown["segments"]}
+    assert shown["state_files"][0]["file"] in cache("show", "aa11").stdout
+    [line] = [line for line in cache("ls").stdout.splitlines() if line.startswith("aa11")]
+    assert " 2, 0.0 MiB " in line
+
+
 def test_check_tells_damage_by_its_exit_code_and_repair_deals_with_it(cache: Run, scene: Scene, folder: Path) -> None:
     _, _, other = three(scene, folder)
     assert "0 damaged" in cache("check").stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disk_kit import SMALL, drain, files_in, ids, new_scene, open_level
-from format_reader import read_conversation, read_manifest, read_segment, read_session
+from format_reader import read_conversation, read_manifest, read_segment, read_session, read_states
 from strata_tiers import exchange
 from strata_tiers.cut import Limits, cut
 from strata_tiers.layout import Shape
@@ -64,10 +64,27 @@ def test_a_session_file_is_read_by_the_independent_reader(tmp_path: Path) -> Non
     assert session["blocks"] == [[page.tobytes() for page in block] for block in scene.blocks(entry)]
 
 
+@pytest.mark.parametrize("states", [(1,), (4, 27), (8, 13, 24, 27)])
+def test_states_are_read_from_their_files_and_from_a_session(tmp_path: Path, states: tuple[int, ...]) -> None:
+    scene = new_scene(states=True)
+    level = open_level(scene, tmp_path / "level", limits=SMALL)
+    entry = scene.put(level, ids(1, states[-1]), turns=(0,), states=states)
+    drain(level)
+    level.close()
+    expected = {position: scene.state(entry, position).tobytes() for position in states}
+    blocks = [[page.tobytes() for page in block] for block in scene.blocks(entry)]
+    manifest, found = read_conversation(tmp_path / "level", entry.id)
+    assert found == blocks
+    assert read_states(tmp_path / "level", manifest) == expected
+    exchange.export_entry(tmp_path / "level", entry.id, tmp_path / "one.sess")
+    session = read_session((tmp_path / "one.sess").read_bytes())
+    assert session["states"] == expected and session["blocks"] == blocks
+
+
 def test_the_reader_finds_a_flip_of_any_byte(tmp_path: Path) -> None:
-    scene = new_scene()
+    scene = new_scene(states=True)
     level = open_level(scene, tmp_path)
-    scene.put(level, ids(1, 5))
+    scene.put(level, ids(1, 5), states=(5,))
     drain(level)
     level.close()
     for path in files_in(tmp_path):

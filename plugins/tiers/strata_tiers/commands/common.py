@@ -47,6 +47,11 @@ class Stored:
         return self.manifest.size + sum(piece.size for piece in self.manifest.pieces)
 
     @property
+    def state_nbytes(self) -> int:
+        """Of the files of its states."""
+        return sum(piece.size for piece in self.manifest.pieces if piece.state)
+
+    @property
     def base(self) -> str:
         """The identity without the tenant, in hexadecimal: what `--keep` takes."""
         return Identity.of(self.manifest.parts).digest.hex()

@@ -46,11 +46,11 @@ def list_entries(ctx: click.Context, folders: Sequence[Path], as_json: bool) -> 
     rows = [
         (
             one.id, one.manifest.entry.conversation[:12], str(len(one.manifest.entry.tokens)), mib(one.nbytes),
-            _date(one.manifest.entry.used), _kind(one), one.base[:12], str(one.folder),
+            _states(one), _date(one.manifest.entry.used), _kind(one), one.base[:12], str(one.folder),
         )
         for one in stored
     ]  # fmt: skip
-    print_table(("ID", "CONVERSATION", "TOKENS", "SIZE", "USED", "KIND", "IDENTITY", "FOLDER"), rows)
+    print_table(("ID", "CONVERSATION", "TOKENS", "SIZE", "STATES", "USED", "KIND", "IDENTITY", "FOLDER"), rows)
 
 
 @click.command()
@@ -73,11 +73,14 @@ def show(ctx: click.Context, folders: Sequence[Path], name: str, with_ids: bool,
     for number, one in enumerate(facts):
         if number:
             click.echo()
-        segments = one.pop("segments")
+        segments, states = one.pop("segments"), one.pop("state_files")
         parts = one.pop("parts")
         for key, value in (one | {f"identity.{part}": text for part, text in parts.items()}).items():
             click.echo(f"{key + ':':<22} {value}")
         print_table(("SEGMENT", "FIRST", "TOKENS", "SIZE"), [(s["file"], *map(str, s["span"])) for s in segments])
+        if states:
+            rows = [(state["file"], str(state["position"]), str(state["size"])) for state in states]
+            print_table(("STATE", "POSITION", "SIZE"), rows)
 
 
 @click.command()
@@ -143,6 +146,8 @@ def _facts(one: Stored) -> dict[str, Any]:
         "folder": str(one.folder),
         "tokens": len(entry.tokens),
         "bytes": one.nbytes,
+        "states": None if entry.states is None else list(entry.states),
+        "state_bytes": one.state_nbytes,
         "created": entry.created,
         "used": entry.used,
         "reason": entry.reason,
@@ -161,8 +166,17 @@ def _details(one: Stored) -> dict[str, Any]:
         "turns": list(one.manifest.entry.turns),
         "page_tokens": one.manifest.page_tokens,
         "parts": dict(one.manifest.parts),
-        "segments": [{"file": piece.name, "span": [piece.start, piece.count, piece.size]} for piece in pieces],
+        "segments": [
+            {"file": piece.name, "span": [piece.start, piece.count, piece.size]} for piece in pieces if not piece.state
+        ],
+        "state_files": [{"file": p.name, "position": p.stop, "size": p.size} for p in pieces if p.state],
     }
+
+
+def _states(one: Stored) -> str:
+    """How many recurrent states it has, and their bytes; nothing for models without such."""
+    positions = one.manifest.entry.states
+    return "" if positions is None else f"{len(positions)}, {mib(one.state_nbytes)}"
 
 
 def _kind(one: Stored) -> str:
