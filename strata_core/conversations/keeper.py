@@ -154,6 +154,8 @@ class Keeper:
         """Pages of a live conversation that a request branches off, held for the caller."""
         assert candidate.live is not None
         pages = candidate.live.hold(candidate.shared)
+        if candidate.live.states is not None:
+            candidate.live.states.touch(candidate.shared)
         self._restored(candidate, candidate.live.conversation, 0.0)
         return pages
 

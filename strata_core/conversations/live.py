@@ -92,7 +92,7 @@ class Live:
         stops = checkpoints(turns, start, len(prompt), self.page_tokens, self.rules, self.prefix)
         self._stops = frozenset((start, *stops))
         root = root_position(turns, self.page_tokens, self.rules.root, self.prefix)
-        if root is not None:
+        if root is not None and self.rules.most:
             self.states.protect(root)
 
     def until_stop(self, rows: int) -> int:

@@ -58,7 +58,7 @@ class StateTrack:
         self.pool = pool
         self._most = most
         self._pages: dict[int, int] = {}  # position -> page, least recently used first
-        self._protected: set[int] = set()
+        self._protected: int | None = None
         self._next: int | None = None
         self.end = 0  # the position the next step begins at
 
@@ -102,11 +102,11 @@ class StateTrack:
         self._trim()
 
     def protect(self, position: int) -> None:
-        """The state at a position, now or to come, is not given up for others."""
-        self._protected.add(position)
+        """The state at a position, now or to come, is not given up for others; the one protected before may be."""
+        self._protected = position
 
     def touch(self, position: int) -> None:
-        """The state at a position was used."""
+        """The state at a position was used: those that were not for longer are given up before it."""
         if position in self._pages:
             self._pages[position] = self._pages.pop(position)
 
@@ -120,7 +120,7 @@ class StateTrack:
             self._next = None
 
     def _trim(self) -> None:
-        spare = [p for p in self._pages if p != self.end and p not in self._protected]
+        spare = [p for p in self._pages if p not in (self.end, self._protected)]
         kept = sum(p != self.end for p in self._pages)
         for position in spare[: max(0, kept - self._most)]:
             self.pool.release(self._pages.pop(position))
