@@ -107,7 +107,9 @@ def _assemble(
     for line in plan.notes:
         log.info("%s", line)
     pools = [_pool(layout, backend, arena, plan.device_pages, undo) for layout in layouts]
-    state_pool = None if state_layout is None else _pool(state_layout, backend, arena, plan.state_pages, undo)
+    state_pool = None if state_layout is None else _pool(
+        state_layout, backend, arena, plan.state_pages, undo, exchanged=settings.parallel
+    )
     identity = _identity(source, model, tokenizer, kv_type, settings.page_tokens)
     host_pools, host_state_pool = None, None
     if not backend.host_memory:  # for parked copies of a device's pages
@@ -199,10 +201,12 @@ def _kv_type(wanted: str, backend: Backend) -> str:
     return wanted
 
 
-def _pool(layout: PageLayout, backend: Backend, arena: Arena, pages: int, undo: _Undo) -> PagePool:
+def _pool(
+    layout: PageLayout, backend: Backend, arena: Arena, pages: int, undo: _Undo, exchanged: int = 1
+) -> PagePool:
     store = backend.page_store(layout, chunk_pages_for(layout), arena)
     undo.actions.append(store.close)
-    return PagePool(store, pages)
+    return PagePool(store, pages, exchanged)
 
 
 def _host_pool(layout: PageLayout, arena: Arena, pages: int, undo: _Undo) -> PagePool:

@@ -5,7 +5,8 @@ immutable; :meth:`PagePool.own` gives a holder a page that it alone holds, by co
 with no holder is free at once.
 
 Memory grows and shrinks by chunks. The lowest chunk with room is filled first, so that high chunks run empty and can be
-given back; one empty chunk is kept, so that a slot growing and shrinking at a chunk's edge does not allocate each time.
+given back; one empty chunk is kept, or what is asked for, so that what is taken and given back in turn, as by a slot
+growing and shrinking at a chunk's edge, does not allocate each time.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ class PagePool:
     """Allocates the pages of one :class:`PageStore`. Used by the engine thread only.
 
     :param max_pages: bound on pages in use; allocating more raises :class:`OutOfMemory`.
+    :param exchanged: pages that are taken and given back again and again, all at a time: recurrent states, of which
+        every step writes new ones. Empty chunks with room for so many are kept.
     """
 
-    def __init__(self, store: PageStore, max_pages: int):
+    def __init__(self, store: PageStore, max_pages: int, exchanged: int = 1):
         self.store = store
+        self._spare_chunks = -(-exchanged // store.chunk_pages)
         self.layout = store.layout
         self.max_pages = max_pages
         self._holders: dict[int, int] = {}
@@ -120,8 +124,8 @@ class PagePool:
         return chunk
 
     def _give_back(self) -> None:
-        """Drop all empty chunks but the lowest."""
-        for chunk in sorted(self._empty)[1:]:
+        """Drop all empty chunks but the lowest, as many as stay."""
+        for chunk in sorted(self._empty)[self._spare_chunks :]:
             self.store.drop_chunk(chunk)
             del self._free[chunk]
             self._empty.discard(chunk)

@@ -135,3 +135,23 @@ def test_a_chunk_is_of_moderate_size_and_holds_at_least_a_page() -> None:
     huge = PageLayout.attention(layers=80, kv_heads=64, head_dim=256, kv_type="f32", page_tokens=32)
     assert chunk_pages_for(huge) == 1
     assert chunk_pages_for(LAYOUT) * LAYOUT.nbytes <= CHUNK_BYTES < (chunk_pages_for(LAYOUT) + 1) * LAYOUT.nbytes
+
+
+@pytest.mark.parametrize("exchanged", [1, 17])
+def test_what_is_exchanged_again_and_again_keeps_its_memory(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, exchanged: int
+) -> None:
+    store, added = make_store(LAYOUT), list[int]()
+    add = store.add_chunk
+    monkeypatch.setattr(store, "add_chunk", lambda chunk: added.append(chunk) or add(chunk))
+    pool = PagePool(store, max_pages=40, exchanged=exchanged)
+    held = [pool.allocate() for _ in range(exchanged)]
+    for _ in range(5):
+        fresh = [pool.allocate() for _ in range(exchanged)]
+        for page in held:
+            pool.release(page)
+        held = fresh
+    assert len(added) == len(set(added)), "no chunk is allocated twice"
+    for page in held:
+        pool.release(page)
+    assert pool.capacity == -(-exchanged // CHUNK) * CHUNK
