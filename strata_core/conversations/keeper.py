@@ -230,6 +230,14 @@ class Keeper:
             # The level has put it out of reach; what it knew is gone.
             self._on_left(found.entry, found.level.name, "damaged")
 
+    def cut_short(self, found: Found) -> bool:
+        """Whether the level holds less of an entry now than when it was found: what was damaged is out of reach, and
+        what precedes it can be resumed from."""
+        now = next((e for e in self.ladder.entries(found.level) if e.id == found.entry.id), None)
+        if now is None:
+            return False
+        return len(now.tokens) < len(found.entry.tokens) or len(now.states or ()) < len(found.entry.states or ())
+
     # -- putting away -------------------------------------------------------------------------------------------
 
     def park(self, live: Live, reason: str) -> None:

@@ -109,7 +109,8 @@ class Admission:
         return next(slot for slot in free if slot.id == chosen)
 
     def _resume(self, slot: Slot, task: Task, candidate: Candidate | None) -> None:
-        """Resume from the best candidate that can be had. Each one that cannot is left out of the next search."""
+        """Resume from the best candidate that can be had. Each one that cannot is left out of the next search, unless
+        its level has put the damage out of reach and offers the rest."""
         while candidate is not None and candidate.found is not None:
             if not self._keeper.restorer.refers(candidate.found):
                 self._clear(slot, "switch")  # the pages to restore to may have to come from here
@@ -169,7 +170,8 @@ class Admission:
         assert task.candidate is not None
         assert task.candidate.found is not None
         self._keeper.release(task.candidate)
-        task.excluded |= {task.candidate.found.entry.id}
+        if not self._keeper.cut_short(task.candidate.found):
+            task.excluded |= {task.candidate.found.entry.id}
         task.candidate = task.restore = None
 
     def _read(self, slot: Slot, task: Task, candidate: Candidate | None, live: Live) -> None:

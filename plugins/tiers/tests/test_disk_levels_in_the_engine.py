@@ -124,6 +124,25 @@ def test_a_flipped_byte_is_read_again_in_the_same_request(open_engine: Open, col
     assert list((cold / "quarantine").iterdir())
 
 
+def test_a_damaged_end_costs_the_same_request_no_more_than_the_end(open_engine: Open, cold: Path) -> None:
+    def start(path: Path) -> int:
+        return int(path.name.split("-")[3].split(".")[0])
+
+    plain = open_engine(conversation_cache=False)
+    prompt = plain.tokenizer.encode("<|im_start|>user\ntell me about rivers<|im_end|>\n" * 4)
+    engine = open_engine()
+    longer = np.concatenate([prompt, np.array(ask(engine, prompt).tokens, np.int32)])
+    engine.drain(10)
+    engine.close()
+    last = max((cold / "segments").iterdir(), key=start)
+    data = last.read_bytes()
+    last.write_bytes(data[:-1] + bytes([data[-1] ^ 8]))
+    reply = ask(open_engine(), longer)
+    assert reply.tokens == ask(plain, longer).tokens
+    assert reply.record.reused == {"cold": start(last)}
+    assert [(reread.tokens, reread.reason) for reread in reply.record.reread] == [(5, "damaged")]
+
+
 def test_the_second_engine_on_a_folder_is_told_so(open_engine: Open) -> None:
     open_engine()
     with pytest.raises(LevelError, match=r"in use by another process .*; choose another with --conversation-cache"):
