@@ -54,3 +54,12 @@ def checkpoints(
     if rules.every:
         wanted.update(p // page_tokens * page_tokens for p in range(start + rules.every, end, rules.every))
     return tuple(sorted(position for position in wanted if start < position < end))
+
+
+def worth_restoring(states: Sequence[int], most: int, root: int | None) -> tuple[int, ...]:
+    """Which of the states at ascending positions come back into memory that has room for ``most`` beside the last: the
+    root's and, of the others, the deepest."""
+    first = [position for position in states[:-1] if position == root][:most]
+    others = [position for position in states[:-1] if position not in first]
+    room = most - len(first)
+    return (*first, *others[max(0, len(others) - room) :], *states[-1:])

@@ -16,6 +16,7 @@ from typing import Protocol
 import attrs
 
 from strata_core.clock import Clock
+from strata_core.conversations.checkpoints import root_position, worth_restoring
 from strata_core.conversations.options import KeeperOptions
 from strata_core.conversations.placement import Action, Verdict
 from strata_core.errors import LevelError, OutOfMemory
@@ -56,11 +57,14 @@ class Stored(Protocol):
 class Restore:
     """A restore under way.
 
+    :ivar states: positions of the states that come too; :ivar nbytes: of all of it.
     :ivar pages: there at once, where the pages are only held once more.
     """
 
     found: Stored
     tokens: int
+    states: tuple[int, ...]
+    nbytes: int
     started: float
     pages: HeldPages | None = None
     sink: PageSink | None = None
@@ -135,19 +139,24 @@ class Restorer:
         """Bytes of the pages of so many positions."""
         return sum(pool.layout.pages_for(tokens) * pool.layout.nbytes for pool in self._pools)
 
-    def _states(self, entry: Entry, tokens: int) -> tuple[int, ...]:
-        """Positions of an entry's states within its first ``tokens`` tokens."""
-        return tuple(position for position in entry.states or () if position <= tokens)
+    def _states(self, entry: Entry, tokens: int, whole: bool) -> tuple[int, ...]:
+        """Positions of the states to bring back with an entry's first ``tokens`` tokens: all, or those that a slot has
+        room for. Whoever wrote the entry may have kept more than that."""
+        states = tuple(position for position in entry.states or () if position <= tokens)
+        if whole:
+            return states
+        rules, page = self._options.checkpoints, self._pools[0].layout.page_tokens
+        return worth_restoring(states, rules.most, root_position(entry.turns, page, rules.root, entry.prefix))
 
-    def size(self, entry: Entry, tokens: int) -> int:
-        """Bytes to bring back for the first ``tokens`` positions of an entry."""
-        states = len(self._states(entry, tokens))
-        return self.nbytes(tokens) + states * (self._state_pool.layout.nbytes if self._state_pool is not None else 0)
+    def _size(self, tokens: int, states: Sequence[int]) -> int:
+        """Bytes to bring back."""
+        return self.nbytes(tokens) + len(states) * (self._state_pool.layout.nbytes if self._state_pool else 0)
 
     def prices(self, found: Stored, tokens: int, otherwise: int, read_rate: float | None) -> Prices:
         """What restoring ``tokens`` from a level below RAM costs against resuming ``otherwise`` tokens without it and
         reading the rest."""
-        return prices(self.size(found.entry, tokens), tokens - otherwise, self.rates.get(found.level.name), read_rate)
+        nbytes = self._size(tokens, self._states(found.entry, tokens, False))
+        return prices(nbytes, tokens - otherwise, self.rates.get(found.level.name), read_rate)
 
     def refers(self, found: Stored) -> bool:
         """Whether restoring only holds pages once more, and so needs no room in the pools."""
@@ -162,18 +171,19 @@ class Restorer:
             return None
         return held if held is not None and held.pools == self._pools else None
 
-    def begin(self, found: Stored, tokens: int) -> Restore:
+    def begin(self, found: Stored, tokens: int, *, whole: bool = False) -> Restore:
         """Start to bring back the first ``tokens`` positions of an entry.
 
+        :param whole: with all its states there, to be kept elsewhere; else with as many as a slot has room for.
         :raises LevelError: memory admission refuses it. :raises OutOfMemory: the pools have no room.
         """
-        restore = Restore(found, tokens, self._clock.monotonic())
+        states = self._states(found.entry, tokens, whole)
+        restore = Restore(found, tokens, states, self._size(tokens, states), self._clock.monotonic())
         held = self._held(found)
         if held is not None:
             restore.pages = held.fork(tokens)
             return restore
-        need = self.size(found.entry, tokens)
-        available = self._available()
+        need, available = restore.nbytes, self._available()
         verdict = self._ask("restore", need, available)
         while verdict.action is Action.REFUSE and available is not None and self._reclaim():
             # What is asked for now is worth more than what was parked before.
@@ -186,7 +196,7 @@ class Restorer:
                 "%s hit under the transient RAM floor (need %d MiB plus %d MiB, not %d MiB)",
                 found.level.name, need >> 20, self._options.transient_floor >> 20, self._options.parking_floor >> 20,
             )
-        restore.sink = self._sink(found.entry, tokens)
+        restore.sink = self._sink(tokens, states)
         if found.level.loads_aside:
             restore.reading = self._reader.submit(_read, restore)
         else:
@@ -199,7 +209,7 @@ class Restorer:
 
         :raises LevelError: they cannot be read. :raises OutOfMemory: the pools have no room.
         """
-        restore = self.begin(found, len(found.entry.tokens))
+        restore = self.begin(found, len(found.entry.tokens), whole=True)
         while not restore.done():
             restore.wait(0.01)
         return self.finish(restore)
@@ -248,17 +258,17 @@ class Restorer:
             time.sleep(0.001)
         self._reader.shutdown()
 
-    def _sink(self, entry: Entry, tokens: int) -> PageSink:
-        states = None if self._state_pool is None else (self._state_pool, self._states(entry, tokens))
+    def _sink(self, tokens: int, states: Sequence[int]) -> PageSink:
+        wanted = None if self._state_pool is None else (self._state_pool, states)
         while True:
             try:
-                return PageSink(self._pools, tokens, states)
+                return PageSink(self._pools, tokens, wanted)
             except OutOfMemory:
                 if not self._reclaim():
                     raise
 
     def _observe(self, restore: Restore) -> None:
-        nbytes, seconds = self.size(restore.found.entry, restore.tokens), self._clock.monotonic() - restore.started
+        nbytes, seconds = restore.nbytes, self._clock.monotonic() - restore.started
         if nbytes >= MEASURABLE_BYTES and seconds > 0:
             name, rate = restore.found.level.name, nbytes / seconds
             known = self.rates.get(name)

@@ -74,13 +74,17 @@ def restore_slot(engine: Engine, slot: int, path: Path, tenant: str) -> Transfer
         identity = engine.call(lambda core: _reserve(core, _idle(core, slot), session, tenant))
         try:
             stored = StoredFile(FileSource(file), entry_of(session, identity, tenant, "restore"))
+
+            def take(core: EngineCore, pages: HeldPages) -> None:
+                _take(core, core.slots[slot], pages, session, tenant)
+
             try:
-                from_file(engine, stored, lambda core, pages: _take(core, core.slots[slot], pages, session, tenant))
+                from_file(engine, stored, take, whole=False)
             except OutOfMemory:
                 file.verify()  # so that the slot is given up only for something that will be there
                 if not engine.call(lambda core: _vacate(core, core.slots[slot])):
                     raise
-                from_file(engine, stored, lambda core, pages: _take(core, core.slots[slot], pages, session, tenant))
+                from_file(engine, stored, take, whole=False)
         finally:
             engine.call(lambda core: setattr(core.slots[slot], "reserved", False))
     seconds = time.monotonic() - start

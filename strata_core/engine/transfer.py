@@ -141,11 +141,11 @@ def bring_back(engine: Engine, stored: Stored, take: Callable[[EngineCore, HeldP
     :param take: keeps what it needs of the pages, which are released after it.
     :raises OutOfMemory: the pools have no room. :raises LevelError: memory admission refuses it, or it cannot be read.
     """
-    return _complete(engine, _begin(engine, stored), take)
+    return _complete(engine, _begin(engine, stored, whole=True), take)
 
 
-def _begin(engine: Engine, stored: Stored) -> Restore:
-    return engine.call(lambda core: core.keeper.restorer.begin(stored, len(stored.entry.tokens)))
+def _begin(engine: Engine, stored: Stored, *, whole: bool) -> Restore:
+    return engine.call(lambda core: core.keeper.restorer.begin(stored, len(stored.entry.tokens), whole=whole))
 
 
 def _complete(engine: Engine, restore: Restore, take: Callable[[EngineCore, HeldPages], T]) -> T:
@@ -201,14 +201,17 @@ class StoredFile:
     entry: Entry
 
 
-def from_file(engine: Engine, stored: StoredFile, take: Callable[[EngineCore, HeldPages], T]) -> T:
+def from_file(
+    engine: Engine, stored: StoredFile, take: Callable[[EngineCore, HeldPages], T], *, whole: bool = True
+) -> T:
     """:func:`bring_back` for a session file.
 
+    :param whole: with all its states, to be kept elsewhere; else with as many as a slot has room for.
     :raises SessionFileError: it is damaged. :raises OutOfMemory: the pools have no room. :raises Overloaded: the rule
         for all placements refuses the memory now. :raises StorageError: it cannot be read. Nothing was changed.
     """
     try:
-        restore = _begin(engine, stored)
+        restore = _begin(engine, stored, whole=whole)
     except LevelError as error:
         raise Overloaded(error.message, retry_after=10) from error
     try:

@@ -142,3 +142,24 @@ def test_a_conversation_that_comes_back_from_disk_has_its_states(model: tuple[st
         assert state["states"] >= 2 and state["state_nbytes"] > 0
     else:
         assert state == {"states": 0, "state_nbytes": 0}
+
+
+@pytest.mark.parametrize("model", WITH_STATE, indirect=True)
+@pytest.mark.parametrize("how", ["session", "cold"])
+def test_a_server_that_keeps_fewer_states_takes_those_it_has_room_for(
+    start: Start, fresh: Callable[[list[int]], list[int]], how: str
+) -> None:
+    many = dict(prompt_cache=6, prompt_cache_every=16, prompt_cache_root=16)
+    few = dict(prompt_cache=1, prompt_cache_every=16, prompt_cache_root=16, conversation_cache_disk_only=True)
+    client = start(**many)
+    prompt = turn(client, 1, 45) + turn(client, 2, 60) + turn(client, 3, 2)
+    reply, _ = complete(client, prompt)
+    assert client.post("/slots/0?action=save", json={"filename": "turn.sess"}).status_code == 200
+    client.stop()
+    client = start("empty" if how == "session" else "cold", **few)
+    if how == "session":
+        restored = client.post("/slots/0?action=restore", json={"filename": "turn.sess"})
+        assert restored.status_code == 200, restored.json
+    longer = prompt + reply + turn(client, 4, 30)
+    again, cached = complete(client, longer)
+    assert (again, cached) == (fresh(longer), len(prompt + reply) - 1)
