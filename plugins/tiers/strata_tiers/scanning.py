@@ -96,9 +96,11 @@ def shortened(entry: Entry, pieces: Sequence[Piece], page_tokens: int) -> Entry:
 
 
 def _fits(manifest: Manifest, shape: Shape) -> bool:
-    return manifest.page_tokens == shape.page_tokens and all(
-        piece.size == shape.of(piece).segment_bytes(piece.count) for piece in manifest.pieces
-    )
+    """Whether pages are of this shape, and there are states where the model needs them: without, nothing could resume
+    from what is offered."""
+    if manifest.page_tokens != shape.page_tokens or (manifest.entry.states is None) != (not shape.state_bytes):
+        return False
+    return all(piece.size == shape.of(piece).segment_bytes(piece.count) for piece in manifest.pieces)
 
 
 def _report(place: Place, scan: Scan, ready: Ready) -> None:

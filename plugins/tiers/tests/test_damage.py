@@ -318,3 +318,20 @@ def test_a_clock_that_went_back_makes_nothing_expire(scene: Scene, tmp_path: Pat
     assert [entry.id for entry in level.expired(1150.0)] == [old.id]
     assert level.holds(kept.id)
     level.close()
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_without_the_states_that_a_model_needs_nothing_is_offered(tmp_path: Path, states: bool) -> None:
+    with_them = dict(states=(8, 22)) if states else {}
+    scene, other = new_scene(states=states), new_scene(states=not states)
+    level = open_level(scene, tmp_path)
+    entry = scene.put(level, ids(1, 22), turns=(0, 9), **with_them)
+    drain(level)
+    level.close()
+    level = open_level(other, tmp_path)
+    assert not level.find(other.query(ids(1, 30)))
+    assert (level.report.conversations, level.report.foreign) == (0, 1)
+    level.close()
+    level = open_level(scene, tmp_path)
+    assert whole(scene, level, entry)
+    level.close()
