@@ -172,7 +172,7 @@ class Keeper:
         """The pages of a restore that is done, held for the caller; None when it failed, which changed nothing."""
         assert candidate.found is not None
         try:
-            pages = self.restorer.finish(restore)
+            pages = self._resumable(self.restorer.finish(restore))
         except (LevelError, OutOfMemory) as error:
             self.refused(candidate.found, error)
             return None
@@ -180,6 +180,14 @@ class Keeper:
         self.ladder.count_restored(candidate.found.level, candidate.shared)
         self._restored(candidate, candidate.found.entry.conversation, self.clock.monotonic() - restore.started)
         return pages
+
+    def _resumable(self, pages: HeldPages) -> HeldPages:
+        """:raises LevelError: a model with recurrent state cannot go on from these; they are released."""
+        if self.state_pool is None or (pages.states is not None and pages.tokens in pages.states.positions):
+            return pages
+        tokens = pages.tokens
+        pages.release()
+        raise LevelError(f"what came back has no state at position {tokens}")
 
     def _restored(self, candidate: Candidate, conversation: str, elapsed: float) -> None:
         log.info(

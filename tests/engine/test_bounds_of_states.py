@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 import slow_disk
 from engine_driver import Driver, ids, join
@@ -68,3 +69,22 @@ def test_a_state_that_another_conversation_came_from_outlasts_those_that_none_di
     assert engine.ask(join(prompt[:40], ids(2, count=9))).started.cached_tokens == 32
     engine.ask(join(prompt, reply.tokens, ids(3, count=4)))
     assert live.positions[:2] == (32, 64)
+
+
+def test_what_comes_back_without_its_state_is_read_again(
+    hybrid: Make, cold: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = hybrid(parallel=1, conversation_cache_disk_only=True)
+    prompt = ids(1, count=60)
+    first = engine.ask(prompt)
+    engine.ask(ids(2, count=60))
+    [level] = engine.core.keeper.ladder.below
+    find = level.find
+    monkeypatch.setattr(
+        level, "find", lambda *asked: [(attrs.evolve(entry, states=None), shared) for entry, shared in find(*asked)]
+    )
+    longer = join(prompt, first.tokens, ids(3, count=9))
+    reply = engine.ask(longer)
+    assert reply.started.cached_tokens == 0
+    assert engine.core.keeper.restore_failures == 1
+    assert reply.tokens == hybrid(conversation_cache=False).ask(longer).tokens
