@@ -96,10 +96,10 @@ class Admission:
         views = []
         for slot in free:
             live, shared = slot.live, 0
-            if live is not None and candidate is not None and candidate.live is live:
-                shared = candidate.shared
-            elif live is not None and live.keep and live.identity.digest == query.identity:
+            if live is not None and live.keep and live.identity.digest == query.identity:
                 shared = common_prefix(live.tokens.view(), query.tokens)
+            if live is not None and candidate is not None and candidate.live is live:
+                shared = max(shared, candidate.shared)  # more after a text match, less where there is no state
             views.append(
                 SlotView(
                     slot.id, slot.computed, live.prompt if live else 0, live.used if live else 0.0, shared,

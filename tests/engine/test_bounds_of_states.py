@@ -88,3 +88,13 @@ def test_what_comes_back_without_its_state_is_read_again(
     assert reply.started.cached_tokens == 0
     assert engine.core.keeper.restore_failures == 1
     assert reply.tokens == hybrid(conversation_cache=False).ask(longer).tokens
+
+
+def test_a_reply_that_is_made_again_takes_the_slot_it_had(hybrid: Make) -> None:
+    engine = hybrid(parallel=3)
+    prompt, other = ids(1, count=60), ids(2, count=40)
+    said = engine.ask(other).tokens
+    for _ in range(4):
+        engine.ask(prompt)
+    assert len(kept(engine)) == 2
+    assert engine.ask(join(other, said, ids(3, count=5))).started.source == "live"
