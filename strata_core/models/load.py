@@ -49,6 +49,7 @@ def load_model(
     model = family.load(watched, backend, options)
     left = [name for name in source.tensors if name not in watched.taken]
     if left:
+        model.close()
         names = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} more" if len(left) > _NAMED else "")
         raise UnsupportedModel(
             f"{source.path}: the {family.name} family does not use the tensors {names}", param=left[0]

@@ -18,6 +18,7 @@ from strata_core.testing.gguf_build import quantise, write_gguf
 from strata_core.testing.runner import ModelRunner, Rows
 from strata_core.testing.tiny_hybrid import tiny_hybrid, tiny_sparse
 from strata_core.weights.gguf import GGUFFile
+from strata_core.weights.rows import DirectRows, RowTable
 
 TOKENS = np.random.default_rng(2).integers(1, 384, 50).astype(np.int32)
 FAMILIES = Plugins.load(environ={}, entry_points=[]).families()
@@ -225,3 +226,14 @@ def test_a_step_without_outputs_still_moves_states_on(tmp_path: Path) -> None:
     runner = ModelRunner(model, NumpyBackend(), length=64, page_tokens=8)
     assert runner.step([Rows(0, 0, TOKENS[:20])], []).shape == (0, 384)
     np.testing.assert_allclose(runner.step([Rows(0, 20, TOKENS[20:])], [29])[0], expected[-1], atol=1e-4)
+
+
+def test_a_model_that_is_refused_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[RowTable] = []
+    monkeypatch.setattr(DirectRows, "close", closed.append)
+    path = changed(tiny_sparse(tmp_path / "tiny.gguf"), lambda t: t.update({"blk.0.mtp": np.zeros(3, np.float32)}))
+    with pytest.raises(UnsupportedModel, match="mtp"):
+        load(path, ModelOptions(ple_io="direct"))
+    assert len(closed) == 1
+    monkeypatch.undo()
+    closed[0].close()

@@ -124,12 +124,12 @@ class Shelf:
         entry = offer.entry
         self._directory.ensure()
         self._remove([self._copies[entry.id]] if entry.id in self._copies else ())
-        self._remove(victims(self._copies.values(), entry.conversation, self._options.keep))
         pieces = self._pieces(offer)
         own = charge(manifest.size(entry, self._parts, pieces))
         least = own + sum(charge(piece.size) for piece in pieces)
         if FOLDER_BYTES + least > self._options.max_bytes:
             raise LevelError(f"a copy of {least >> 20} MiB is larger than the archive may be")
+        self._remove(victims(self._copies.values(), entry.conversation, self._options.keep))
         self._make_room(lambda: own + sum(charge(p.size) for p in pieces if p.name not in self._users))
         fresh = [piece for piece in pieces if not self._is_there(piece)]
         try:
@@ -239,7 +239,10 @@ class Shelf:
                 users.discard(copy.id)
                 if not users:
                     del self._users[piece.name]
-                    del self._by_parent[piece.parent][piece.name]
+                    siblings = self._by_parent[piece.parent]
+                    del siblings[piece.name]
+                    if not siblings:
+                        del self._by_parent[piece.parent]
                     self._unlink(self._directory.segments / piece.name, charge(piece.size))
 
     def _unlink(self, path: Path, cost: int) -> None:

@@ -223,8 +223,10 @@ def test_the_oldest_copies_go_when_the_budget_is_full_also_after_a_restart(make:
 
 
 def test_a_copy_that_is_larger_than_the_archive_is_refused_and_nothing_leaves_for_it(make: Make) -> None:
-    world = make(max_bytes=64 << 10)
-    small, large = (world.scene.put(world.cold, ids(seed, count)) for seed, count in ((1, 9), (2, 200)))
+    world = make(max_bytes=64 << 10, keep=1)
+    small, large = (
+        world.scene.put(world.cold, ids(seed, count), conversation="one") for seed, count in ((1, 9), (2, 200))
+    )
     drain(world.cold)
     world.retire(world.cold, small)
     outcome = world.retire(world.cold, large)
