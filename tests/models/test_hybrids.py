@@ -230,7 +230,7 @@ def test_a_step_without_outputs_still_moves_states_on(tmp_path: Path) -> None:
 
 def test_a_model_that_is_refused_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[RowTable] = []
-    monkeypatch.setattr(DirectRows, "close", closed.append)
+    monkeypatch.setattr(DirectRows, "close", lambda table: closed.append(table))
     path = changed(tiny_sparse(tmp_path / "tiny.gguf"), lambda t: t.update({"blk.0.mtp": np.zeros(3, np.float32)}))
     with pytest.raises(UnsupportedModel, match="mtp"):
         load(path, ModelOptions(ple_io="direct"))
