@@ -120,7 +120,7 @@ class DiskArchive(Archive):
         return bool(self._keeping or self._tasks)
 
     def poll(self) -> Sequence[Outcome]:
-        self._pump()
+        self.pump()
         for task in [task for task in self._tasks if task.done]:
             self._tasks.remove(task)
             if task.error:
@@ -145,6 +145,11 @@ class DiskArchive(Archive):
         self._workshop.leave(self)
         self._directory.close()
 
+    def pump(self) -> None:
+        for job in self._keeping:
+            if job.pages is not None and not job.done:
+                job.pages.pump()
+
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _changed(self, nbytes: int, copies: int) -> None:
@@ -157,12 +162,7 @@ class DiskArchive(Archive):
 
     def _wait(self, jobs: Sequence[TaskJob]) -> None:
         waiting = list(jobs)
-        self._writer.wait(lambda: all(job.done for job in waiting), self._pump)
-
-    def _pump(self) -> None:
-        for job in self._keeping:
-            if job.pages is not None and not job.done:
-                job.pages.pump()
+        self._workshop.wait(lambda: all(job.done for job in waiting))
 
     def _tell(self, job: _KeepJob) -> Outcome:
         self._keeping.remove(job)

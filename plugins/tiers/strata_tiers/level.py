@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import attrs
 
@@ -20,7 +20,7 @@ from strata_core.conversations.index import Query
 from strata_core.errors import LevelError
 from strata_core.pool.sink import PageSink
 from strata_core.pool.table import HeldPages
-from strata_core.store.base import Entry, Level, Outcome, Store, Usage
+from strata_core.store.base import Entry, Level, Outcome, Usage
 from strata_tiers import scanning
 from strata_tiers.adopt import AdoptJob
 from strata_tiers.cut import Limits
@@ -54,6 +54,13 @@ class LevelOptions:
     limits: Limits = attrs.field(factory=Limits)
 
 
+class Member(Protocol):
+    """A level or archive whose jobs the writer does."""
+
+    def pump(self) -> None:
+        """Go on with copies from a device that jobs wait for. Called by the engine thread."""
+
+
 class Workshop:
     """What the disk levels and the archive of a process share: the writer, and knowing each other.
 
@@ -62,13 +69,22 @@ class Workshop:
 
     def __init__(self, writer: Writer | None = None):
         self.writer = writer or Writer()
-        self.members: list[Store] = []
+        self.members: list[Member] = []
 
     @property
     def levels(self) -> list[DiskLevel]:
         return [member for member in self.members if isinstance(member, DiskLevel)]
 
-    def leave(self, member: Store) -> None:
+    def wait(self, finished: Callable[[], bool]) -> None:
+        """Let the writer work until ``finished``. It does jobs in order: those of others may come first."""
+
+        def pump() -> None:
+            for member in self.members:
+                member.pump()
+
+        self.writer.wait(finished, pump)
+
+    def leave(self, member: Member) -> None:
         self.members.remove(member)
         if not self.members:
             self.writer.close()
@@ -242,12 +258,12 @@ class DiskLevel(Level):
         self._writer.tend()
         if not self._jobs:
             return ()
-        self._pump()
+        self.pump()
         return [outcome for job in list(self._jobs) if job.done and (outcome := self._tell(job)) is not None]
 
     def settle(self) -> None:
         waiting = [job for job in self._jobs if job.source is not None]
-        self._writer.wait(lambda: all(job.written or job.done for job in waiting), self._pump)
+        self._workshop.wait(lambda: all(job.written or job.done for job in waiting))
         for job in waiting:
             with self.place.lock:
                 if not job.readers and not (job.done and job.error):
@@ -255,13 +271,13 @@ class DiskLevel(Level):
 
     def flush(self) -> None:
         waiting: list[ManifestJob] = [*self._jobs, *self._rewrites.values()]
-        self._writer.wait(lambda: all(job.done for job in waiting), self._pump)
+        self._workshop.wait(lambda: all(job.done for job in waiting))
         errors = [job.error for job in waiting if job.error and not job.cancelled]
         if errors:
             raise LevelError(f"{len(errors)} of {len(waiting)} conversations were not written: {errors[0]}")
 
     def close(self) -> None:
-        self._writer.wait(lambda: all(job.done and not job.readers for job in self._jobs), self._pump)
+        self._workshop.wait(lambda: all(job.done and not job.readers for job in self._jobs))
         for job in list(self._jobs):
             outcome = self._tell(job)
             if outcome is not None and outcome.kind == "failed":
@@ -270,10 +286,15 @@ class DiskLevel(Level):
                 outcome.pages.release()
         last = DropJob(self.place, [], [])
         self._writer.submit(last)
-        self._writer.wait(lambda: last.done and all(j.done for j in self._rewrites.values()), lambda: None)
+        self._workshop.wait(lambda: last.done and all(j.done for j in self._rewrites.values()))
         self._workshop.leave(self)
         self.restorer.close()
         self.place.directory.close()
+
+    def pump(self) -> None:
+        for job in self._jobs:
+            if job.source is not None and not job.done:
+                job.source.pump()
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -307,11 +328,6 @@ class DiskLevel(Level):
             )
         new = sum(piece.size for piece in pieces if self._holdings.part(piece.name) is None)
         return self._holdings.add(entry, pieces), new
-
-    def _pump(self) -> None:
-        for job in self._jobs:
-            if job.source is not None and not job.done:
-                job.source.pump()
 
     def _tell(self, job: StoreJob) -> Outcome | None:
         """The outcome of a job that is done; None where nobody wants to know, or a restore still reads its pages."""

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from disk_kit import drain, du, files_in, ids, new_scene, open_level, shape_of, whole
 from strata_tiers import manifest
+from strata_tiers.archive import DiskArchive
 from strata_tiers.check import check
 from strata_tiers.cut import Limits
 from strata_tiers.files import Files
 from strata_tiers.holdings import Holdings
 from strata_tiers.level import Workshop
+from strata_tiers.shelf import ArchiveOptions
 from strata_tiers.writer import Writer
 
 from strata_core.errors import LevelError
@@ -137,6 +139,29 @@ def test_pages_of_a_device_are_staged_in_bounded_memory(tmp_path: Path, monkeypa
     assert 0 < most <= 8 * LAYOUT.nbytes
     assert whole(scene, level, entry)
     level.close()
+    assert scene.used == 0
+
+
+@pytest.mark.parametrize("wait", ["settle", "flush", "close"])
+def test_who_waits_for_one_level_copies_from_the_device_for_those_before_it(tmp_path: Path, wait: str) -> None:
+    scene = Scene.build([LAYOUT], lambda layout: ShadowBackend(seed=1).page_store(layout, 8, PortableArena("off")))
+    shop = Workshop()
+    archive = DiskArchive(
+        tmp_path / "archive", scene.identity, shape_of(scene), ArchiveOptions("state", 64 << 20), shop
+    )
+    roots = open_level(scene, tmp_path / "roots", name="system-prompt", rank=40, workshop=shop)
+    cold = open_level(scene, tmp_path / "cold", workshop=shop)
+    going = scene.put(roots, ids(1, 500))
+    archive.take(going, "superseded", roots)
+    roots.remove(going)
+    scene.put(roots, ids(2, 500))
+    scene.put(cold, ids(3, 500))
+    waiting = threading.Thread(target=getattr(cold, wait), daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert not waiting.is_alive(), "the writer waits for pages that nobody copies"
+    for member in (roots, archive, *([cold] if wait != "close" else [])):
+        member.close()
     assert scene.used == 0
 
 
