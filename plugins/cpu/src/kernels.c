@@ -4,9 +4,11 @@
 #include "product.h"
 #include "elementwise.h"
 #include "attention.h"
+#include "recurrent.h"
 
 #define TABLE(NAME, isa)                                                                                           \
-    const Kernels NAME = {isa, quantise, norm, gated, rope, product, write_head, attend, merge, attend_scratch}
+    const Kernels NAME = {isa, quantise, norm, gated, rope, product, write_head, attend, merge, attend_scratch, \
+                          delta, conv}
 
 #if defined(STRATA_ISA_AMX)
 TABLE(kernels_amx, "amx");

@@ -64,6 +64,8 @@ typedef struct {
     /* total = total merged with next, which lies behind it in the sequence. */
     void (*merge)(Partial *total, const Partial *next, int value_dim);
     int64_t (*attend_scratch)(const Attention *a, int rows); /* floats */
+    void (*delta)(const Delta *d, const float *before, float *after, int head, int first, int row, int rows);
+    void (*conv)(const Conv *c, const float *before, float *after, int first, int row, int rows);
 } Kernels;
 
 extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_amx, kernels_neon;

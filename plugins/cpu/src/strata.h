@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ABI_VERSION 2
+#define ABI_VERSION 3
 
 #if defined(_WIN32)
 #define API __declspec(dllexport)
@@ -136,6 +136,36 @@ typedef struct {
     const Matrix *output;
 } Decoder;
 
+/* ---- recurrent layers ----------------------------------------------------------------------------------------- */
+
+/* Where the sequences of a step keep a layer's state: read before their first row (NULL: zeros), written after their
+ * last to another page. */
+typedef struct {
+    int32_t spans;
+    const int32_t *row;         /* (spans + 1,) first row of each, and the number of rows */
+    const float *const *before; /* (spans,) */
+    float *const *after;        /* (spans,) */
+} States;
+
+enum { MOST_KEY_DIM = 512 };
+
+/* A gated delta rule layer. A state is (value_heads, key_dim, value_dim). */
+typedef struct {
+    int32_t key_heads, value_heads, key_dim, value_dim;
+    const float *q, *k;          /* (rows, key_heads * key_dim) */
+    const float *v;              /* (rows, value_heads * value_dim) */
+    const float *factor, *beta;  /* (rows, value_heads) */
+    float *out;                  /* (rows, value_heads * value_dim) */
+} Delta;
+
+/* A causal depthwise convolution. A state is ((kernel - 1) * dilation, channels). */
+typedef struct {
+    int32_t channels, kernel, dilation;
+    const float *x;      /* (rows, channels) */
+    const float *weight; /* (kernel, channels) */
+    float *out;          /* (rows, channels) */
+} Conv;
+
 /* ---- calls ---------------------------------------------------------------------------------------------------- */
 
 typedef struct Engine Engine; /* threads, scratch memory and the kernels of one instruction set */
@@ -164,6 +194,9 @@ API int strata_rope(Engine *e, const Step *step, const Rotation *rotation, float
 API int strata_gated(Engine *e, float *gate, const float *up, int64_t count, int activation);
 API int strata_attention(Engine *e, const Step *step, const Attention *a, const float *q, const float *k,
                          const float *v, float *out);
+/* 1 also for a key_dim above MOST_KEY_DIM. */
+API int strata_delta(Engine *e, const States *states, const Delta *d);
+API int strata_conv(Engine *e, const States *states, const Conv *c);
 /* x (rows, width), overwritten; logits (outputs, vocabulary). */
 API int strata_decode(Engine *e, const Step *step, const Decoder *d, float *x, float *logits);
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_core.compute.base import AttentionSpec, Batch, Decoder, PageStore, Rotation
+from strata_core.compute.base import AttentionSpec, Batch, Decoder, DeltaSpec, PageStore, Rotation
 from strata_core.compute.reference import attention
 from strata_core.compute.reference.host import HostBackend
 from strata_core.errors import BackendError, OutOfMemory
@@ -19,6 +19,7 @@ from strata_core.pool.layout import PageLayout
 from . import library as native
 from .decoder import NativeDecoder, attention_struct, rotation_struct
 from .pages import CpuPageStore
+from .recurrent import States, conv_struct, delta_struct
 from .slabs import Slabs
 from .step import Step
 from .weights import Matrix
@@ -127,6 +128,34 @@ class CpuBackend(HostBackend):
         out = np.empty((len(q), spec.heads * spec.value_dim), np.float32)
         pointers = (x.ctypes.data for x in (q, k, v, out))
         self._call("strata_attention", step.struct, struct, *pointers)
+        return out
+
+    def causal_conv(
+        self, step: Step, layer: tuple[int, int], x: Floats, weight: Floats, dilation: int = 1
+    ) -> Floats:
+        x, taps = np.ascontiguousarray(x), np.ascontiguousarray(weight.T)
+        out = np.empty_like(x)
+        states = States(step, layer)
+        self._call("strata_conv", states.struct, conv_struct(x, taps, dilation, out))
+        return out
+
+    def gated_delta(
+        self,
+        step: Step,
+        layer: tuple[int, int],
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        decay: Floats,
+        beta: Floats,
+        spec: DeltaSpec,
+    ) -> Floats:
+        if spec.key_dim > native.MOST_KEY_DIM:
+            return super().gated_delta(step, layer, q, k, v, decay, beta, spec)
+        q, k, v, factor, beta = (np.ascontiguousarray(x) for x in (q, k, v, np.exp(decay), beta))
+        out = np.empty_like(v)
+        states = States(step, layer)
+        self._call("strata_delta", states.struct, delta_struct(spec, q, k, v, factor, beta, out))
         return out
 
     def decode(self, step: Step, x: Floats, decoder: Decoder, outputs: int) -> Floats | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from strata_core.errors import BackendError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 HERE = Path(__file__).parent
 #: Written by the build where it could not make the library; says why.
@@ -26,6 +26,8 @@ ISA_VARIABLE = "STRATA_CPU_ISA"
 STORED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32")
 KV_TYPES = ("f32", "f16", "bf16", "int8")
 ACTIVATIONS = ("silu", "gelu_tanh")
+#: Widest keys of the gated delta rule that kernels take.
+MOST_KEY_DIM = 512
 
 
 class Part(ctypes.Structure):
@@ -124,6 +126,36 @@ class Decoder(ctypes.Structure):
     )
 
 
+class States(ctypes.Structure):
+    _fields_ = (("spans", c_int32), ("row", c_void_p), ("before", c_void_p), ("after", c_void_p))
+
+
+class Delta(ctypes.Structure):
+    _fields_ = (
+        ("key_heads", c_int32),
+        ("value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("factor", c_void_p),
+        ("beta", c_void_p),
+        ("out", c_void_p),
+    )
+
+
+class Conv(ctypes.Structure):
+    _fields_ = (
+        ("channels", c_int32),
+        ("kernel", c_int32),
+        ("dilation", c_int32),
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("out", c_void_p),
+    )
+
+
 _SIGNATURES = {
     "strata_isa": (c_char_p, [c_int]),
     "strata_open": (c_void_p, [c_int, c_char_p]),
@@ -143,6 +175,8 @@ _SIGNATURES = {
         c_int,
         [c_void_p, POINTER(Step), POINTER(Attention), c_void_p, c_void_p, c_void_p, c_void_p],
     ),
+    "strata_delta": (c_int, [c_void_p, POINTER(States), POINTER(Delta)]),
+    "strata_conv": (c_int, [c_void_p, POINTER(States), POINTER(Conv)]),
     "strata_decode": (c_int, [c_void_p, POINTER(Step), POINTER(Decoder), c_void_p, c_void_p]),
 }
 
