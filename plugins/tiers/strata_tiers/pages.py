@@ -7,6 +7,7 @@ What is copied from a device is copied by the engine thread, when it polls; the 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -25,7 +26,7 @@ _WINDOWS = 4
 Block = tuple[np.ndarray, ...]
 
 
-class PageSource:
+class PageSource(ABC):
     """The pages of an entry, held until :meth:`release`. Its states are numbered on behind its blocks.
 
     :param pages: forked here; they stay as they are while they are held.
@@ -64,16 +65,16 @@ class PageSource:
         assert pages.states is not None
         return [(pages.states.pool, pages.states.pages[number - self._count])]
 
+    @abstractmethod
     def block(self, number: int) -> Block:
         """One uint8 array per pool; valid until a later block is asked for. Called by the writer, ascending.
 
         :raises BackendError: it could not be copied from the device.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def copy(self, number: int, buffers: Sequence[np.ndarray]) -> None:
         """Copy one block. Called by the engine thread, or, where pages are in host memory, by any."""
-        raise NotImplementedError
 
     def take(self, number: int) -> Block:
         """A copy, or view, of one block for the engine thread."""
@@ -164,7 +165,7 @@ class DevicePages(PageSource):
                 window = self._under_way.popleft()
                 self._finish(window)
                 self._ready.append(window)
-            while self._wanted and len(self._under_way) + len(self._ready) < _WINDOWS and self._error is None:
+            while self._wanted and self._has_room() and self._error is None:
                 self._under_way.append(self._begin(self._next()))
             self._changed.notify_all()
 
@@ -179,6 +180,16 @@ class DevicePages(PageSource):
                 self._finish(self._under_way.popleft())
             self._ready.clear()
         super().release()
+
+    def _has_room(self) -> bool:
+        """Whether what is wanted next may be staged beside what is. A state may be larger than the staging area."""
+        windows = [*self._under_way, *self._ready]
+        if not windows:
+            return True
+        staged = sum(rows.nbytes for window in windows for rows in window.rows)
+        blocks = self._window_blocks if self._wanted[0] < self._count else 1
+        need = blocks * sum(pool.layout.nbytes for pool, _ in self.located(self._wanted[0]))
+        return len(windows) < _WINDOWS and staged + need <= STAGING_BYTES
 
     def _next(self) -> list[int]:
         """What is copied together: some blocks, or a single state."""
