@@ -31,6 +31,10 @@ class CheckingSink(PageSink):
     def at_once(self) -> int:
         return max(1, STAGING_BYTES // sum(pool.layout.nbytes for pool in self.pools))
 
+    @property
+    def states_at_once(self) -> int:
+        return 1
+
     def buffers(self, block: int) -> tuple[np.ndarray, ...]:
         pools = self.pools if block < self.blocks or self._state_pool is None else (self._state_pool,)
         made = tuple(np.empty(pool.layout.nbytes, np.uint8) for pool in pools)

@@ -82,9 +82,15 @@ class PageSink:
     def at_once(self) -> int:
         """For how many blocks :meth:`buffers` may be asked before one of them is filled: all of them where these are
         the pages themselves, else as many as may be on their way to the device, at least 1."""
-        tables = zip(self.pools, self._tables, strict=True)
-        direct = all(pool.store.host_view(page) is not None for pool, table in tables for page in table[:1])
-        return self.blocks if direct else self._most_staged
+        return self.blocks if self._direct(0) else self._most_staged
+
+    @property
+    def states_at_once(self) -> int:
+        """The same for states, of which a single one may take more than the staging area."""
+        return len(self.states) if self.states and self._direct(self.blocks) else 1
+
+    def _direct(self, block: int) -> bool:
+        return all(pool.store.host_view(page) is not None for pool, page in self._pages(block))
 
     def buffers(self, block: int) -> tuple[np.ndarray, ...]:
         """Where the bytes of a block go: one uint8 array ``(layout.nbytes,)`` per pool, or one for a state. The page
@@ -99,7 +105,8 @@ class PageSink:
         if len(direct) == len(views):
             return tuple(direct)
         with self._changed:
-            while block not in self._staged and self._staging() >= self._most_staged:
+            need = sum(pool.layout.nbytes for pool, _ in self._pages(block))
+            while block not in self._staged and 0 < self._staging() > STAGING_BYTES - need:
                 if self._on_engine():
                     if not self._uploads:
                         raise LevelError(f"{len(self._staged)} blocks were asked for and not filled")
@@ -186,8 +193,9 @@ class PageSink:
             self._failed = self._failed or error
 
     def _staging(self) -> int:
-        """Blocks in host memory on their way to the device."""
-        return len(self._staged) + len(self._uploads) // len(self.pools)
+        """Bytes in host memory on their way to the device."""
+        handed_out = sum(buffer.nbytes for buffers in self._staged.values() for buffer in buffers)
+        return handed_out + sum(source.nbytes for _, source in self._uploads)
 
     def _on_engine(self) -> bool:
         return threading.get_ident() == self._owner

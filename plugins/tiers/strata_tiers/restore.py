@@ -147,9 +147,11 @@ class Restorer:
                     digests = header.digests[block * pools : (block + 1) * pools]
                     blocks.append(_Block(part, first + block, fd, offset, digests))
             # What goes to a device is read in halves of what may be on its way there: one is copied, one is read.
-            step = len(blocks) if sink.at_once >= sink.blocks else max(1, sink.at_once // 2)
-            for at in range(0, len(blocks), max(1, step)):
-                self._fill(blocks[at : at + step], sink)
+            most = sink.at_once if sink.at_once >= sink.blocks else max(1, sink.at_once // 2)
+            for states, step in ((False, most), (True, sink.states_at_once)):
+                chosen = [block for block in blocks if block.part.piece.state == states]
+                for at in range(0, len(chosen), step):
+                    self._fill(chosen[at : at + step], sink)
 
     def _fill(self, blocks: Sequence[_Block], sink: PageSink) -> None:
         bad = self._reader.fill([Read(b.fd, b.offset, sink.buffers(b.number), b.digests) for b in blocks])

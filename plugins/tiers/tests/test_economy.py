@@ -122,13 +122,19 @@ def test_putting_and_polling_never_wait_for_the_disk(tmp_path: Path) -> None:
     level.close()
 
 
-def test_pages_of_a_device_are_staged_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("states", [(), (640, 1280, 2000)])
+def test_pages_of_a_device_are_staged_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: tuple[int, ...]
+) -> None:
     from strata_tiers import pages
 
     monkeypatch.setattr(pages, "STAGING_BYTES", 8 * LAYOUT.nbytes)
-    scene = Scene.build([LAYOUT], lambda layout: ShadowBackend(seed=1).page_store(layout, 8, PortableArena("off")))
+    state = PageLayout.state([("delta", 2, 3 * LAYOUT.nbytes // 4)]) if states else None
+    scene = Scene.build(
+        [LAYOUT], lambda layout: ShadowBackend(seed=1).page_store(layout, 8, PortableArena("off")), states=state
+    )
     level = open_level(scene, tmp_path)
-    entry = scene.put(level, ids(1, 2000))
+    entry = scene.put(level, ids(1, 2000), **(dict(states=states) if states else {}))
     most = 0
     while level.busy():
         level.poll()

@@ -100,24 +100,40 @@ def test_the_system_tells_what_is_cached(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("aside", [True, False])
+@pytest.mark.parametrize("tokens, states", [(3000, ()), (256, (32, 64, 96, 128, 256)), (500, (500,))])
 def test_a_restore_to_a_device_takes_no_more_memory_than_its_staging_area(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside: bool, tokens: int, states: tuple[int, ...]
 ) -> None:
+    """A state is larger than the area, and is alone in it."""
     layout = PageLayout.attention(layers=2, kv_heads=2, head_dim=64, kv_type="f16", page_tokens=32)
     monkeypatch.setattr(sinks, "STAGING_BYTES", 8 * layout.nbytes)
-    scene = Scene.build([layout], lambda one: ShadowBackend(seed=1).page_store(one, 8, PortableArena("off")))
+    state = PageLayout.state([("delta", 2, 5 * layout.nbytes)]) if states else None
+    most = max(8 * layout.nbytes, state.nbytes if state else 0)
+    scene = Scene.build(
+        [layout], lambda one: ShadowBackend(seed=1).page_store(one, 8, PortableArena("off")), states=state
+    )
     level = open_level(scene, tmp_path)
-    entry = scene.put(level, ids(1, 3000))
+    entry = scene.put(level, ids(1, tokens), **(dict(states=states) if states else {}))
     drain(level)
-    sink = PageSink(scene.pools, 3000)
+    sink = PageSink(scene.pools, tokens, (scene.state_pool, states) if scene.state_pool is not None else None)
+    hand_out = sink.buffers
+
+    def watched(block: int) -> tuple[np.ndarray, ...]:
+        buffers = hand_out(block)
+        assert sink._staging() <= most
+        return buffers
+
+    monkeypatch.setattr(sink, "buffers", watched)
     if aside:
-        thread = threading.Thread(target=level.load, args=(entry, 3000, sink))
+        thread = threading.Thread(target=level.load, args=(entry, tokens, sink), daemon=True)
         thread.start()
+        end = time.monotonic() + 20
         while thread.is_alive():
+            assert time.monotonic() < end, "the reader waits for what it has not filled itself"
             sink.pump()
             time.sleep(0.001)
     else:
-        level.load(entry, 3000, sink)
+        level.load(entry, tokens, sink)
     pages = sink.finish()
     assert scene.holds(pages, entry)
     pages.release()
