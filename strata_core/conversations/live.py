@@ -150,7 +150,7 @@ class Live:
             pinned=self.pinned,
             turns=self.turns(),
             states=self.positions,
-            prefix=self.prefix,
+            prefix=self.prefix if self.prefix <= len(self.tokens) else 0,
         )
 
     def stop(self) -> None:

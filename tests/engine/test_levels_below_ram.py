@@ -13,6 +13,7 @@ from engine_driver import Driver, ids, join
 from slow_disk import Behaviour
 
 from strata_core.plugins import Plugins
+from strata_core.settings.core import BatchAgenda
 
 Make = Callable[..., Driver]
 PAGE = 4096
@@ -337,3 +338,17 @@ def test_levels_that_share_no_way_hand_entries_down_through_memory(driver: Make,
     reply = engine.ask(join(prompts[0], (9,)))
     assert (reply.started.cached_tokens, reply.started.source) == (60, "cold")
     assert reply.tokens == driver(conversation_cache=False).ask(join(prompts[0], (9,))).tokens
+
+
+def test_a_prefix_that_was_not_read_to_its_end_is_no_root(
+    driver: Make, cold: Behaviour, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = driver(parallel=1, batch_agenda=BatchAgenda(chunk=16, budget=20))
+    handle = engine.submit(ids(1, count=100), max_tokens=1, prefix=80)
+    engine.step()
+    handle.cancel()
+    engine.ask(ids(2, count=60), max_tokens=1)
+    engine.step()
+    [level] = engine.core.keeper.ladder.below
+    assert [(len(e.tokens), e.root) for e in level.entries()] == [(16, False)]
+    assert not [record for record in caplog.records if record.levelname == "WARNING"], "no level is to blame"
