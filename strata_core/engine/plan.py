@@ -65,7 +65,7 @@ def plan_memory(
     # Of each slot: the states it keeps, the one at its end, and the one that a step writes next.
     states = settings.parallel * (settings.prompt_cache + 2) if state_bytes else 0
     room = None if usable is None else max(0, usable - states * state_bytes)
-    context = _context(settings, block_bytes, model_context, room, floor)
+    context = _context(settings, block_bytes, model_context, room, floor, states * state_bytes)
     slots = settings.parallel * _pages(context, settings.page_tokens)
     live = slots * block_bytes + states * state_bytes
     kept = f" and {settings.prompt_cache + 2} states each" if state_bytes else ""
@@ -85,7 +85,12 @@ def plan_memory(
     return MemoryPlan(context, own, parked_pages, states, parked_states, budget, fit, tuple(notes))
 
 
-def _context(settings: Settings, block_bytes: int, model_context: int, usable: int | None, floor: int) -> int:
+def _context(
+    settings: Settings, block_bytes: int, model_context: int, usable: int | None, floor: int, states: int
+) -> int:
+    """
+    :param usable: bytes free for pages; :param floor: those that stay free; :param states: those that states take.
+    """
     size, slots = settings.page_tokens, settings.parallel
     stretched = int(model_context * settings.rope_scale) if settings.rope_scale > 1 else model_context
     wanted = settings.max_context or stretched
@@ -100,9 +105,13 @@ def _context(settings: Settings, block_bytes: int, model_context: int, usable: i
     if not settings.max_context and fits >= min(LEAST_CONTEXT, wanted):
         return min(fits, wanted)
     needed = slots * _pages(settings.max_context or LEAST_CONTEXT, size) * block_bytes
+    kept, lower = "", "max_context, parallel"
+    if states:
+        kept = f" and {states // MIB} MiB for {settings.prompt_cache + 2} recurrent states each"
+        lower += ", prompt_cache"
     raise OutOfMemory(
         f"{slots} slots x {settings.max_context or LEAST_CONTEXT} tokens need {needed // MIB} MiB; {usable // MIB} MiB "
-        f"are free beside {floor // MIB} MiB that stay free; lower max_context, parallel or "
+        f"are free beside {floor // MIB} MiB that stay free{kept}; lower {lower} or "
         "conversation_cache_min_free_mib, or take a smaller K/V type"
     )
 

@@ -11,7 +11,10 @@ import slow_disk
 from engine_driver import Driver, ids, join
 from slow_disk import Behaviour
 
+from strata_core.engine.plan import plan_memory
+from strata_core.errors import OutOfMemory
 from strata_core.plugins import Plugins
+from strata_core.settings.core import Settings
 
 Make = Callable[..., Driver]
 
@@ -98,3 +101,10 @@ def test_a_reply_that_is_made_again_takes_the_slot_it_had(hybrid: Make) -> None:
         engine.ask(prompt)
     assert len(kept(engine)) == 2
     assert engine.ask(join(other, said, ids(3, count=5))).started.source == "live"
+
+
+def test_a_plan_that_states_leave_no_room_for_says_so() -> None:
+    settings = Settings(parallel=4, prompt_cache=6, conversation_cache_min_free_mib=0)
+    sizes = dict(block_bytes=1 << 20, model_context=4096, available=1 << 30, host_available=1 << 30, host_memory=True)
+    with pytest.raises(OutOfMemory, match="0 MiB .* and 2400 MiB for 8 recurrent states each; .*prompt_cache"):
+        plan_memory(settings, **sizes, state_bytes=75 << 20)
