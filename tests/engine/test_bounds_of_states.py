@@ -106,5 +106,5 @@ def test_a_reply_that_is_made_again_takes_the_slot_it_had(hybrid: Make) -> None:
 def test_a_plan_that_states_leave_no_room_for_says_so() -> None:
     settings = Settings(parallel=4, prompt_cache=6, conversation_cache_min_free_mib=0)
     sizes = dict(block_bytes=1 << 20, model_context=4096, available=1 << 30, host_available=1 << 30, host_memory=True)
-    with pytest.raises(OutOfMemory, match="0 MiB .* and 2400 MiB for 8 recurrent states each; .*prompt_cache"):
+    with pytest.raises(OutOfMemory, match=r"0 MiB .* and 2400 MiB for 8 recurrent states each; .*prompt_cache"):
         plan_memory(settings, **sizes, state_bytes=75 << 20)

@@ -82,13 +82,13 @@ class PageSource(ABC):
         self.copy(number, block)
         return block
 
-    def stage(self, wanted: Sequence[int]) -> None:
+    def stage(self, wanted: Sequence[int]) -> None:  # noqa: B027 - what is in host memory needs nothing
         """Say which blocks the writer will ask for, in that order. Called by the writer."""
 
-    def pump(self) -> None:
+    def pump(self) -> None:  # noqa: B027
         """Begin and finish copies. Called by the engine thread."""
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027
         """End a wait for a copy with an error."""
 
     def release(self) -> None:
