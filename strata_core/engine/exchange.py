@@ -149,7 +149,7 @@ def _longest(engine: Engine, conversation: str, tenant: str) -> tuple[Held, str]
     try:
         error: StrataError = NotFound(f"no conversation {conversation!r} is kept", param="id")
         for found in stored:
-            if live is not None and len(found.entry.tokens) <= len(live.session.tokens):
+            if live is not None and found.shared <= len(live.session.tokens):
                 break
             try:
                 held = _hold_stored(engine, found)
@@ -172,7 +172,13 @@ def _longest(engine: Engine, conversation: str, tenant: str) -> tuple[Held, str]
 
 
 def _hold_stored(engine: Engine, found: Found) -> Held:
-    return bring_back(engine, found, lambda core, pages: Held.take(core, found.entry, pages.fork(pages.tokens)))
+    entry = found.entry
+    tokens = found.shared  # nothing could resume behind it: the state there was damaged
+
+    def take(core: EngineCore, pages: HeldPages) -> Held:
+        return Held.take(core, _beginning(entry, tokens, core.keeper.page_tokens), pages.fork(tokens))
+
+    return bring_back(engine, found, take)
 
 
 def _refused(engine: Engine, found: Found, error: StrataError) -> None:
@@ -203,24 +209,27 @@ def _hold_live(core: EngineCore, conversation: str, tenant: str) -> Held | None:
     live, tokens = max(_lives(core, conversation, tenant), key=lambda found: found[1], default=(None, 0))
     if live is None or not tokens:
         return None
-    entry = live.entry("export")
-    entry = attrs.evolve(
+    return Held.take(core, _beginning(live.entry("export"), tokens, live.page_tokens), live.hold(tokens))
+
+
+def _beginning(entry: Entry, tokens: int, page_tokens: int) -> Entry:
+    """The first tokens of an entry as an entry."""
+    return attrs.evolve(
         entry,
         tokens=entry.tokens[:tokens],
-        addresses=entry.addresses[: tokens // live.page_tokens],
+        addresses=entry.addresses[: tokens // page_tokens],
         turns=tuple(turn for turn in entry.turns if turn < tokens),
         states=None if entry.states is None else tuple(p for p in entry.states if p <= tokens),
     )
-    return Held.take(core, entry, live.hold(tokens))
 
 
 def _stored(core: EngineCore, conversation: str, tenant: str) -> list[Found]:
-    """Stored copies, the longest first, guarded until :func:`_unguard`."""
+    """Stored copies as far as they can be resumed, the longest first, guarded until :func:`_unguard`."""
     ladder = core.keeper.ladder
     copies = [(level, entry) for level, entry in ladder.copies(conversation) if entry.tenant == tenant]
     for _, entry in copies:
         ladder.guard(entry)
-    return sorted((Found(level, e, len(e.tokens)) for level, e in copies), key=lambda f: -f.shared)
+    return sorted((Found(lv, e, e.resumable(len(e.tokens))) for lv, e in copies), key=lambda f: -f.shared)
 
 
 def _unguard(core: EngineCore, stored: list[Found]) -> None:

@@ -243,10 +243,10 @@ def test_requests_wait_while_their_only_slot_is_being_restored(start, monkeypatc
     begun, go_on = threading.Event(), threading.Event()
     real = engine_sessions.from_file
 
-    def slow(engine, stored, take):
+    def slow(engine, stored, take, **how):
         begun.set()
         assert go_on.wait(30)
-        return real(engine, stored, take)
+        return real(engine, stored, take, **how)
 
     monkeypatch.setattr(engine_sessions, "from_file", slow)
     replies, app = [], client.application

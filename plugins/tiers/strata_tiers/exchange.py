@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import attrs
@@ -40,7 +41,7 @@ def export_entry(folder: Path, entry_id: str, target: Path, *, progress: Progres
     directory = Directory(folder, files, read_only=True)
     with _reading(found):
         session = _session_of(found, _shape(files, directory, found))
-    return write(target, session, _blocks(files, directory, found, progress))
+    return write(target, session, _blocks(files, directory, found, len(session.tokens), progress))
 
 
 def import_entry(folder: Path, source: Path, *, progress: Progress = no_progress) -> str:
@@ -66,11 +67,14 @@ def import_entry(folder: Path, source: Path, *, progress: Progress = no_progress
 
 
 def _session_of(found: Manifest, shape: Shape) -> Session:
+    """As far as it can be resumed: the state at its end may have been damaged."""
     entry = found.entry
+    tokens = entry.resumable(len(entry.tokens))
     return Session(
         conversation=entry.conversation, tenant=entry.tenant, identity=entry.identity, parts=found.parts,
-        tokens=entry.tokens, turns=entry.turns, created=entry.created, used=entry.used, reason=entry.reason,
-        pinned=entry.pinned, page_tokens=shape.page_tokens, page_bytes=shape.page_bytes, states=entry.states or (),
+        tokens=entry.tokens[:tokens], turns=tuple(turn for turn in entry.turns if turn < tokens),
+        created=entry.created, used=entry.used, reason=entry.reason, pinned=entry.pinned,
+        page_tokens=shape.page_tokens, page_bytes=shape.page_bytes, states=entry.states or (),
         state_bytes=shape.state_bytes,
     )  # fmt: skip
 
@@ -90,12 +94,16 @@ def _shape_in(files: Files, directory: Directory, piece: Piece) -> Shape:
         files.close(fd)
 
 
-def _blocks(files: Files, directory: Directory, found: Manifest, progress: Progress) -> Iterator[Block]:
-    """All blocks of an entry, verified; each is valid until the next."""
-    done, total = 0, sum(piece.size for piece in found.pieces)
-    for piece in found.pieces:
+def _blocks(
+    files: Files, directory: Directory, found: Manifest, tokens: int, progress: Progress
+) -> Iterator[Block]:
+    """All blocks of an entry's first tokens, verified; each is valid until the next."""
+    pieces = [piece for piece in found.pieces if piece.start < tokens]
+    done, total = 0, sum(piece.size for piece in pieces)
+    for piece in pieces:
+        count = 1 if piece.state else -(-(tokens - piece.start) // found.page_tokens)
         with _reading(found):
-            yield from _blocks_of(files, directory, found, piece)
+            yield from islice(_blocks_of(files, directory, found, piece), count)
         done += piece.size
         progress(done, total)
 

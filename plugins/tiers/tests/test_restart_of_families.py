@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from strata_tiers.check import entries
+from strata_tiers.exchange import export_entry
 
 from strata_core.engine.engine import Engine
 from strata_core.engine.requests import Request, Sampling
@@ -163,3 +165,38 @@ def test_a_server_that_keeps_fewer_states_takes_those_it_has_room_for(
     longer = prompt + reply + turn(client, 4, 30)
     again, cached = complete(client, longer)
     assert (again, cached) == (fresh(longer), len(prompt + reply) - 1)
+
+
+@pytest.mark.parametrize("model", WITH_STATE, indirect=True)
+@pytest.mark.parametrize("how", ["server", "folder"])
+def test_what_is_left_of_a_damaged_conversation_can_be_exported_and_used(
+    start: Start, tmp_path: Path, how: str
+) -> None:
+    client = start(prompt_cache_every=16)
+    prompt = turn(client, 1, 45) + turn(client, 2, 60) + turn(client, 3, 2)
+    reply, _ = complete(client, prompt)
+    client.stop()
+    [end] = (tmp_path / "cold" / "segments").glob("strata-state-*-*-*.seg")  # at the end, within a page
+    data = end.read_bytes()
+    end.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    client = start()
+    listed = [one["id"] for one in client.get("/v1/conversations").json["data"]]
+    [damaged] = [i for i in listed if not all(c["ok"] for c in verified(client, i))]
+    if how == "server":
+        exported = client.get(f"/v1/conversations/{damaged}/export").data
+    else:
+        client.stop()  # which writes what is left
+        [found] = [one.entry.id for one in entries(tmp_path / "cold") if one.entry.conversation == damaged]
+        export_entry(tmp_path / "cold", found, tmp_path / "left.sess")
+        exported = (tmp_path / "left.sess").read_bytes()
+    other = start("other")
+    imported = other.post("/v1/conversations/import", data=exported)
+    assert imported.status_code == 200, imported.json
+    _, cached = complete(other, prompt + reply)
+    assert cached == len(prompt) - 3 - (len(prompt) - 3) % PAGE
+
+
+def verified(client: Any, conversation: str) -> list[dict[str, Any]]:
+    report = client.post(f"/v1/conversations/{conversation}/verify")
+    assert report.status_code == 200, report.json
+    return list(report.json["copies"])
