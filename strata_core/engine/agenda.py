@@ -23,9 +23,10 @@ class Reader:
 def share_rows(decoders: int, readers: Sequence[Reader], *, chunk: int, budget: int, age: int) -> dict[int, int]:
     """Prompt rows for each reading slot in this step; slots that get none are absent.
 
-    Decode rows come first: every decoding slot has one. The first reader (they stand in order of arrival) gets a chunk,
-    cut to what the budget leaves, and never less than one row; with nobody decoding it gets a full chunk. Rows that
-    then remain go to the readers behind it if they finish a prompt, so that short prompts do not wait for long ones.
+    Decode rows come first: one of every decoding slot, and its drafts. The first reader (they are in order of arrival)
+    gets a chunk, cut to what the budget leaves, and never less than one row; with nobody decoding it gets a full chunk.
+    Rows that then remain go to the readers behind it if they finish a prompt, so that short prompts do not wait for
+    long ones.
     A reader that was starved for ``age`` steps gets a full chunk whatever the budget.
     """
     shares: dict[int, int] = {}
