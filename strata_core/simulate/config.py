@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from strata_core.conversations.checkpoints import CheckpointRules
 from strata_core.conversations.matching import MatchRules
 from strata_core.conversations.options import KeeperOptions, park_target
 from strata_core.errors import SettingsError
@@ -79,6 +80,8 @@ class SimConfig:
         try:
             options = dict(header["options"])
             options["rules"] = MatchRules(**options["rules"])
+            if "checkpoints" in options:  # traces of before there were any have none
+                options["checkpoints"] = CheckpointRules(**options["checkpoints"])
             levels = header["levels"]
             ram = next((level for level in levels if level["rank"] == 0), {"max_bytes": 0, "max_entries": None})
             return cls(
