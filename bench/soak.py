@@ -197,7 +197,10 @@ def run(server: LiveServer, args: argparse.Namespace, report: Report) -> None:
     batches = -(-args.cancels // MOST_WAITING)
     gone = 3 * CLIENTS + args.hang_ups + args.cancels + PARALLEL * batches
     counted = int(full["strata:requests_cancelled_total"])
-    report.add("cancelled requests, sent / counted", f"{gone} / {counted}", "equal", gone == counted)
+    # A short reply of a fast model may be whole before its client hangs up; those that waited cannot be.
+    certain = gone - 3 * CLIENTS - args.hang_ups
+    met = certain <= counted <= gone
+    report.add("cancelled requests, sent / counted", f"{gone} / {counted}", f"{certain} to {gone}", met)
     report.add("parked at the end, MiB", f"{full['strata:parked_bytes'] / MIB:.1f}", f"<= {args.budget}",
                full["strata:parked_bytes"] <= args.budget * MIB)  # fmt: skip
     allowed = args.budget * MIB - parked + CHUNK + SLACK
