@@ -17,7 +17,7 @@ def soak(*arguments: str) -> None:
 
 
 def test_one_shots_hang_ups_and_cancels_leave_nothing_behind_and_disturb_no_one() -> None:
-    soak("--one-shots", "20", "--hang-ups", "15", "--cancels", "8", "--reply", "60", "--budget", "4")
+    soak("--one-shots", "20", "--hang-ups", "15", "--cancels", "8", "--reply", "120", "--budget", "4")
 
 
 @pytest.mark.slow
