@@ -19,6 +19,7 @@ from strata_core.models.base import Family, Geometry, ModelOptions
 from strata_core.models.config import identity_of
 from strata_core.models.keys import Keys
 from strata_core.models.loading import Block, Ends
+from strata_core.models.mtp import Depth, Entrance, FurtherLayer, PlainPredictor, embedding_of, output_of, write_only
 from strata_core.models.rope import Rope, read_rope
 from strata_core.models.stack import FeedForward, GatedFeedForward, Layer, MixtureFeedForward, StackModel
 from strata_core.pool.layout import PageLayout
@@ -40,6 +41,7 @@ class LatentConfig:
     :ivar rank: width of the latent row; :ivar rotated: of the rotated part of a key.
     :ivar plain: width of the part of a head's key that is not rotated; :ivar value_dim: of its value.
     :ivar magnitude: factor on rotated elements.
+    :ivar further: how many layers that predict further tokens are used, 0 or 1.
     """
 
     layers: int
@@ -55,6 +57,7 @@ class LatentConfig:
     scale: float
     magnitude: float
     rope: Rope
+    further: int
 
     @classmethod
     def read(cls, keys: Keys, options: ModelOptions) -> LatentConfig:
@@ -77,8 +80,9 @@ class LatentConfig:
         if options.rope_scale is not None:
             context = int(rope.scaling.original_context * options.rope_scale)
         grown, magnitude = _stretching(keys, rope)
+        depth = Depth.read(keys, options.further)
         return cls(
-            layers=keys.size("block_count"),
+            layers=depth.layers,
             width=keys.size("embedding_length"),
             heads=keys.size("attention.head_count"),
             query_rank=keys.count("attention.q_lora_rank", 0),
@@ -91,6 +95,7 @@ class LatentConfig:
             scale=key**-0.5 * grown**2,
             magnitude=magnitude,
             rope=rope,
+            further=depth.further,
         )
 
 
@@ -160,6 +165,10 @@ class MixtureConfig:
             top_groups=min(top_groups, groups),
         )
 
+    def mixes(self, number: int) -> bool:
+        """Whether a layer has experts."""
+        return self.experts > 0 and number >= self.dense
+
 
 @attrs.frozen(eq=False)
 class LatentAttention:
@@ -190,13 +199,34 @@ class LatentAttention:
         q_plain, q_rotated = b.split(q, (c.plain, c.rotated), c.heads)
         q_rotated = b.rope(step, q_rotated, self.rotation, c.heads)
         q = b.join([b.head_linear(q_plain, self.keys), q_rotated], c.heads)
+        return b.attention(step, (0, self.number), q, self.row(b, step, latent), None, self.spec)
+
+    def row(self, b: Backend, step: Any, latent: Array) -> Array:
+        """What a position keeps, of what is projected to it."""
+        c = self.config
         latent, k_rotated = b.split(latent, (c.rank, c.rotated))
         k_rotated = b.rope(step, k_rotated, self.rotation, 1)
-        k = b.join([b.rms_norm(latent, self.norm, c.eps), k_rotated])
-        return b.attention(step, (0, self.number), q, k, None, self.spec)
+        return b.join([b.rms_norm(latent, self.norm, c.eps), k_rotated])
 
     def project(self, b: Backend, attended: Array) -> Array:
         return b.linear(b.head_linear(attended, self.values), self.output)
+
+
+@attrs.frozen(eq=False)
+class FurtherAttention:
+    """The attention of the layer that predicts further tokens. :ivar down: the projection to the latent row alone."""
+
+    backend: Backend
+    attention: LatentAttention
+    down: Array
+
+    def forward(self, step: Any, x: Array) -> Array:
+        return self.attention.project(self.backend, self.attention.attend(self.backend, step, x))
+
+    def store(self, step: Any, x: Array) -> None:
+        b, a = self.backend, self.attention
+        row = a.row(b, step, b.linear(x, self.down))
+        b.attention(step, (0, a.number), row, row, None, write_only(a.spec))
 
 
 class DeepseekV3Model(StackModel):
@@ -211,10 +241,12 @@ class DeepseekV3Model(StackModel):
         rotation = attrs.evolve(c.rope.rotation(interleaved=True), magnitude=c.magnitude)
         self._rotation = rotation
         self._ends = Ends.load(source, backend, c.width)
-        blocks = [Block(source, backend, number) for number in range(c.layers)]
-        mixed = {b.number: b.experts(m.experts, m.expert_ffn, c.width) for b in blocks[m.dense :]}
+        blocks = [Block(source, backend, number) for number in range(c.layers + c.further)]
+        mixed = {b.number: b.experts(m.experts, m.expert_ffn, c.width) for b in blocks if m.mixes(b.number)}
         experts = ResidentExperts(backend, mixed)
-        self._layers = tuple(self._layer(block, experts) for block in blocks)
+        self._layers = tuple(self._layer(block, experts) for block in blocks[: c.layers])
+        if c.further:
+            self.further = self._load_further(blocks[-1], experts)
         self.geometry = Geometry(ARCHITECTURE, c.layers, c.width, self._ends.vocab, c.context)
 
     def _layer(self, block: Block, experts: ExpertSource) -> Layer:
@@ -223,9 +255,26 @@ class DeepseekV3Model(StackModel):
             attention_norm=block.vector("attn_norm.weight", c.width),
             attention=self._attention(block),
             ffn_norm=block.vector("ffn_norm.weight", c.width),
-            ffn=_gated(block, c.width, m.ffn) if block.number < m.dense else self._mixed(block, experts),
+            ffn=self._mixed(block, experts) if m.mixes(block.number) else _gated(block, c.width, m.ffn),
             eps=c.eps,
         )
+
+    def _load_further(self, block: Block, experts: ExpertSource) -> FurtherLayer:
+        c, b, layer = self._config, self._backend, self._layer(block, experts)
+        attention, norm = layer.attention, "nextn.shared_head_norm.weight"
+        assert isinstance(attention, LatentAttention)
+        predictor = PlainPredictor(
+            entrance=Entrance.load(block, c.width, c.eps),
+            attention_norm=layer.attention_norm,
+            mixer=FurtherAttention(b, attention, block.matrix(c.width, attn_kv_a_mqa=c.rank + c.rotated)),
+            ffn_norm=layer.ffn_norm,
+            ffn=layer.ffn,
+            norm=block.vector(norm, c.width) if block.has(norm) else self._ends.norm,
+            output=output_of(block, self._ends.output),
+            eps=c.eps,
+        )
+        embedding = embedding_of(block, self._ends.embedding)
+        return FurtherLayer(self, b, predictor, lambda step: b.embed(step, embedding), c.width)
 
     def _attention(self, block: Block) -> LatentAttention:
         c = self._config
@@ -266,7 +315,7 @@ class DeepseekV3Model(StackModel):
     def layouts(self, kv_type: str, page_tokens: int) -> tuple[PageLayout, ...]:
         c = self._config
         layout = PageLayout.attention(
-            layers=c.layers,
+            layers=c.layers + c.further,
             kv_heads=1,
             head_dim=c.rank + c.rotated,
             kv_type=kv_type,
@@ -276,7 +325,8 @@ class DeepseekV3Model(StackModel):
         return (layout,)
 
     def identity(self) -> Mapping[str, str | int | float]:
-        return identity_of(ARCHITECTURE, self._config, self._mixture, rope=self._rotation)
+        facts = identity_of(ARCHITECTURE, self._config, self._mixture, rope=self._rotation)
+        return {name: value for name, value in facts.items() if name != "further" or value}
 
 
 def _gated(block: Block, width: int, ffn: int, suffix: str = "") -> GatedFeedForward:

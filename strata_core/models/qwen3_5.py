@@ -35,7 +35,7 @@ def load(source: WeightSource, backend: Backend, options: ModelOptions) -> Hybri
         ARCHITECTURE,
         sizes,
         tiled=True,
-        feed_forwards=[load_dense(Block(source, backend, n), sizes.width, ffn) for n in range(sizes.decoder.layers)],
+        feed_forwards=[load_dense(Block(source, backend, n), sizes.width, ffn) for n in sizes.feed_forwards],
         facts={},
     )
 

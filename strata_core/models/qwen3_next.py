@@ -33,7 +33,7 @@ def load(source: WeightSource, backend: Backend, options: ModelOptions) -> Hybri
         ARCHITECTURE,
         sizes,
         tiled=False,
-        feed_forwards=load_mixtures(source, backend, sizes.decoder.layers, sizes.width, mixture),
+        feed_forwards=load_mixtures(source, backend, sizes.feed_forwards, sizes.width, mixture),
         facts=attrs.asdict(mixture),
     )
 

@@ -2,7 +2,8 @@
 
 The residual has several streams that gated hyper-connections mix; every layer has experts, one of them shared; chosen
 layers add embeddings of n-grams, whose table is read by row from the model file. Value heads are tiled and the delta
-nets' output gate is a sigmoid. Only text is read; layers that predict further tokens are not.
+nets' output gate is a sigmoid. Only text is read. The layer that predicts further tokens takes and gives the residual
+of all streams; it has no n-grams, and its last hyper-connection is ``nextn.hc_head_*``.
 
 Names beyond those of Qwen3.5's files: ``hc_attn_*`` and ``hc_ffn_*`` of each layer and ``output_hc_*``: ``norm``,
 ``down``, ``up`` and, within layers, ``inject``; ``indexer.{q_proj,k_proj,q_norm,k_norm}``; ``ple_{key,value,conv1d}``
@@ -13,15 +14,15 @@ and ``ple_norm_{key,query,conv}``; ``per_layer_token_embd``. There are no ``attn
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_core.compute.base import Backend, Batch, PageStore
-from strata_core.models.base import Family, Geometry, Model, ModelOptions
+from strata_core.compute.base import Array, Backend, Batch
+from strata_core.models.base import Family, Geometry, ModelOptions
 from strata_core.models.hybrid.delta_net import DeltaNet
 from strata_core.models.hybrid.feed_forward import MixtureSizes, load_mixtures
 from strata_core.models.hybrid.gated_attention import GatedAttention, IndexSizes
@@ -31,6 +32,9 @@ from strata_core.models.hybrid.ngrams import NGramEmbedding, NGramHash
 from strata_core.models.hybrid.sizes import HybridSizes
 from strata_core.models.hybrid.vocabulary import load_vocabulary
 from strata_core.models.keys import Keys
+from strata_core.models.layered import LayeredModel
+from strata_core.models.loading import Block
+from strata_core.models.mtp import Entrance, FurtherLayer, embedding_of, output_of
 from strata_core.models.stack import MixtureFeedForward
 from strata_core.pool.layout import PageLayout
 from strata_core.weights.rows import RowTable, open_rows
@@ -103,7 +107,8 @@ def _read_index(keys: Keys, sizes: HybridSizes) -> IndexSizes:
     if "attention.compress_ratios" in keys:
         ratios = np.asarray(keys.source.metadata[keys.key("attention.compress_ratios")]).tolist()
         expected = [block if sizes.attends(number) else 0 for number in range(sizes.decoder.layers)]
-        if ratios != expected:
+        # Of layers that predict further tokens some converters say that they attend all. They are trained like others.
+        if ratios[: len(expected)] != expected or not {0, block}.issuperset(ratios):
             raise keys.unsupported("attention.compress_ratios")
     width = keys.size("attention.indexer.key_length")
     if sizes.decoder.rope.rotated > width:
@@ -147,15 +152,47 @@ class Qwen4Layer:
     ffn_streams: StreamMixer
     ffn: MixtureFeedForward
 
+    def mix(self, step: Any, x: Array) -> Array:
+        """The first half, behind the n-grams; ``x`` is the residual ``(rows, streams * width)``."""
+        mixed, weights = self.mixer_streams.mix(x)
+        return self.mixer_streams.inject(x, self.mixer.forward(step, mixed), weights)
 
-class Qwen4Model(Model):
+    def feed(self, b: Backend, x: Array) -> Array:
+        """The second half."""
+        mixed, weights = self.ffn_streams.mix(x)
+        return self.ffn_streams.inject(x, self.ffn.apply(b, mixed), weights)
+
+
+@attrs.frozen(eq=False)
+class Qwen4Predictor:
+    """The layer that predicts further tokens; hidden rows are its residual. :ivar last: mixes the output's input."""
+
+    entrance: Entrance
+    layer: Qwen4Layer
+    last: StreamMixer
+    output: Array
+
+    def enter(self, b: Backend, embedded: Array, hidden: Array) -> Array:
+        return self.entrance.enter(b, embedded, hidden)
+
+    def store(self, b: Backend, step: Any, x: Array) -> None:
+        assert isinstance(self.layer.mixer, GatedAttention)
+        self.layer.mixer.store(step, self.layer.mixer_streams.mix(x)[0])
+
+    def apply(self, b: Backend, step: Any, x: Array) -> Array:
+        return self.layer.feed(b, self.layer.mix(step, x))
+
+    def logits(self, b: Backend, hidden: Array) -> Array:
+        return b.linear(self.last.mix(hidden)[0], self.output)
+
+
+class Qwen4Model(LayeredModel):
     """See the module's docstring."""
 
     def __init__(self, source: WeightSource, backend: Backend, options: ModelOptions):
         c = self._config = Qwen4Config.read(source, options)
         sizes, self._backend = c.sizes, backend
-        vocabulary = load_vocabulary(source, backend, sizes.width)
-        self._embedding, self._output = vocabulary.embedding, vocabulary.output
+        vocabulary = self._vocabulary = load_vocabulary(source, backend, sizes.width)
         self._rotation = sizes.decoder.rope.rotation(interleaved=False)
         self._table: RowTable | None = None
         if c.ngrams is not None:
@@ -173,11 +210,33 @@ class Qwen4Model(Model):
     def _load(self, source: WeightSource, c: Qwen4Config) -> None:
         layers: list[Qwen4Layer] = []
         state = 0
-        for ffn in load_mixtures(source, self._backend, c.sizes.decoder.layers, c.sizes.width, c.mixture):
+        mixtures = load_mixtures(source, self._backend, c.sizes.feed_forwards, c.sizes.width, c.mixture)
+        for ffn in mixtures[: c.sizes.decoder.layers]:
             layers.append(self._load_layer(source, ffn, state))
             state += 0 if c.sizes.attends(ffn.number) else 2
         self._layers = tuple(layers)
         self._last = self._streams(source, "output_hc_", injects=False)
+        if c.sizes.further:
+            self.further = self._load_further(source, mixtures[-1])
+
+    def _load_further(self, source: WeightSource, ffn: MixtureFeedForward) -> FurtherLayer:
+        c, b, block = self._config, self._backend, Block(source, self._backend, ffn.number)
+        prefix = f"blk.{ffn.number}."
+        layer = Qwen4Layer(
+            ngrams=None,
+            mixer_streams=self._streams(source, prefix + "hc_attn_"),
+            mixer=GatedAttention.load(source, b, c.sizes, ffn.number, self._rotation, c.index, stores=True),
+            ffn_streams=self._streams(source, prefix + "hc_ffn_"),
+            ffn=ffn,
+        )
+        predictor = Qwen4Predictor(
+            Entrance.load(block, c.sizes.width, c.sizes.decoder.eps, c.streams),
+            layer,
+            self._streams(source, prefix + "nextn.hc_head_", injects=False),
+            output_of(block, self._vocabulary.output),
+        )
+        embedding = embedding_of(block, self._vocabulary.embedding)
+        return FurtherLayer(self, b, predictor, lambda step: b.embed(step, embedding), c.streams * c.sizes.width)
 
     def _streams(self, source: WeightSource, prefix: str, *, injects: bool = True) -> StreamMixer:
         c = self._config
@@ -248,22 +307,25 @@ class Qwen4Model(Model):
         if self._table is not None:
             self._table.close()
 
-    def forward(self, batch: Batch, stores: Sequence[PageStore]) -> np.ndarray:
+    def embed(self, step: Any) -> Array:
+        return self._backend.embed(step, self._vocabulary.embedding)
+
+    def hidden(self, step: Any, batch: Batch, every: bool) -> Array | None:
         b = self._backend
-        step = b.begin(batch, stores)
-        x = b.repeat(b.embed(step, self._embedding), self._config.streams)
+        x = b.repeat(self.embed(step), self._config.streams)
         for layer in self._layers:
             if layer.ngrams is not None:
                 x = b.add(x, layer.ngrams.forward(step, batch, x))
-            mixed, weights = layer.mixer_streams.mix(x)
-            x = layer.mixer_streams.inject(x, layer.mixer.forward(step, mixed), weights)
-            if layer is self._layers[-1]:  # all K/V and states are written; from here on only wanted rows matter
+            x = layer.mix(step, x)
+            if layer is self._layers[-1] and not every:  # all K/V and states are written; now only wanted rows matter
                 if not len(batch.outputs):
-                    return np.empty((0, self.geometry.vocab), np.float32)
+                    return None
                 x = b.select_outputs(step, x)
-            mixed, weights = layer.ffn_streams.mix(x)
-            x = layer.ffn_streams.inject(x, layer.ffn.apply(b, mixed), weights)
-        return b.to_host(b.linear(self._last.mix(x)[0], self._output))
+            x = layer.feed(b, x)
+        return x
+
+    def logits(self, hidden: Array) -> Array:
+        return self._backend.linear(self._last.mix(hidden)[0], self._vocabulary.output)
 
 
 FAMILY = Family("qwen4_exp", (ARCHITECTURE,), Qwen4Model)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import attrs
-import numpy as np
 
-from strata_core.compute.base import Array, AttentionSpec, Backend, Batch, ExpertSpec, PageStore, Rotation, Router
+from strata_core.compute.base import Array, AttentionSpec, Backend, Batch, ExpertSpec, Rotation, Router
 from strata_core.experts import ExpertSource
-from strata_core.models.base import Model
+from strata_core.models.layered import LayeredModel
 from strata_core.models.loading import Ends
 
 
@@ -112,34 +110,37 @@ class Layer:
     ffn_after: Array | None = None
 
 
-class StackModel(Model):
+class StackModel(LayeredModel):
     """A model made of :class:`Layer`. A subclass sets the attributes while it is loaded.
 
     :ivar _softcap: logits become ``softcap * tanh(logits / softcap)``; None for none.
     """
 
-    _backend: Backend
     _ends: Ends
     _layers: tuple[Layer, ...]
     _eps: float
     _embedding_scale: float = 1.0
     _softcap: float | None = None
 
-    def forward(self, batch: Batch, stores: Sequence[PageStore]) -> np.ndarray:
-        b, outputs = self._backend, len(batch.outputs)
-        step = b.begin(batch, stores)
-        x = b.embed(step, self._ends.embedding, self._embedding_scale)
+    def embed(self, step: Any) -> Array:
+        return self._backend.embed(step, self._ends.embedding, self._embedding_scale)
+
+    def hidden(self, step: Any, batch: Batch, every: bool) -> Array | None:
+        b, x = self._backend, self.embed(step)
         for layer in self._layers:
             attended = layer.attention.attend(b, step, b.rms_norm(x, layer.attention_norm, layer.eps))
-            if layer is self._layers[-1]:  # all K/V are written; from here on only wanted rows matter
-                if not outputs:
-                    return np.empty((0, self.geometry.vocab), np.float32)
+            if layer is self._layers[-1] and not every:  # all K/V are written; now only wanted rows matter
+                if not len(batch.outputs):
+                    return None
                 x, attended = b.select_outputs(step, x), b.select_outputs(step, attended)
             x = self._finish(layer, x, attended)
-        logits = b.linear(b.rms_norm(x, self._ends.norm, self._eps), self._ends.output)
+        return b.rms_norm(x, self._ends.norm, self._eps)
+
+    def logits(self, hidden: Array) -> Array:
+        b, logits = self._backend, self._backend.linear(hidden, self._ends.output)
         if self._softcap is not None:
             logits = b.scale(b.activate(b.scale(logits, 1 / self._softcap), "tanh"), self._softcap)
-        return b.to_host(logits)
+        return logits
 
     def _finish(self, layer: Layer, x: Array, attended: Array) -> Array:
         b = self._backend

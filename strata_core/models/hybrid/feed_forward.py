@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -69,10 +70,10 @@ def load_dense(block: Block, width: int, ffn: int, suffix: str = "") -> GatedFee
 
 
 def load_mixtures(
-    source: WeightSource, backend: Backend, layers: int, width: int, sizes: MixtureSizes
+    source: WeightSource, backend: Backend, layers: Iterable[int], width: int, sizes: MixtureSizes
 ) -> tuple[MixtureFeedForward, ...]:
-    """Those of all layers. :raises ModelFileError: a tensor is missing or of another shape."""
-    blocks = [Block(source, backend, number) for number in range(layers)]
+    """Those of the layers of these numbers. :raises ModelFileError: a tensor is missing or of another shape."""
+    blocks = [Block(source, backend, number) for number in layers]
     experts = ResidentExperts(backend, {block.number: _tensors(block, width, sizes) for block in blocks})
     out = []
     for block in blocks:

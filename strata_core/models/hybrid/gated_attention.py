@@ -12,6 +12,7 @@ import attrs
 
 from strata_core.compute.base import Array, AttentionSpec, Backend, Indexer, Rotation
 from strata_core.models.hybrid.sizes import HybridSizes
+from strata_core.models.mtp import write_only
 
 if TYPE_CHECKING:
     from strata_core.weights.source import WeightSource
@@ -34,6 +35,8 @@ class GatedAttention:
     :ivar projections: queries with gates, keys, values and, with an indexer, index queries and keys, stacked.
     :ivar cache: (number of the page layout, number of the layer within it).
     :ivar index_norm: weight of the norm of index queries.
+    :ivar stored: the projections without those of queries, of a layer whose rows are also stored without attending:
+        queries are the most of what is projected.
     """
 
     backend: Backend
@@ -47,6 +50,7 @@ class GatedAttention:
     output: Array
     indexer: Indexer | None = None
     index_norm: Array | None = None
+    stored: Array | None = None
 
     @classmethod
     def load(
@@ -57,8 +61,12 @@ class GatedAttention:
         number: int,
         rotation: Rotation,
         index: IndexSizes | None = None,
+        stores: bool = False,
     ) -> GatedAttention:
-        """:raises ModelFileError: a tensor is missing or has another shape."""
+        """
+        :param stores: whether :meth:`store` will be called.
+        :raises ModelFileError: a tensor is missing or has another shape.
+        """
         spec, width, prefix = sizes.attention, sizes.width, f"blk.{number}."
         rows = {
             "attn_q": 2 * spec.heads * spec.head_dim,
@@ -71,9 +79,10 @@ class GatedAttention:
         def norm(name: str, elements: int) -> Array:
             return backend.vector(source.require(f"{prefix}{name}.weight", (elements,)))
 
-        projections = backend.matrix(
-            *(source.require(f"{prefix}{name}.weight", (count, width)) for name, count in rows.items())
-        )
+        def matrix(*names: str) -> Array:
+            return backend.matrix(*(source.require(f"{prefix}{name}.weight", (rows[name], width)) for name in names))
+
+        kept = [name for name in rows if name in ("attn_k", "attn_v", "indexer.k_proj")]
         indexer = index_norm = None
         if index is not None:
             key_norm, index_norm = norm("indexer.k_norm", index.dim), norm("indexer.q_norm", index.dim)
@@ -83,13 +92,14 @@ class GatedAttention:
             spec=spec,
             rotation=rotation,
             cache=(0, number // sizes.interval),
-            projections=projections,
+            projections=matrix(*rows),
             q_norm=norm("attn_q_norm", spec.head_dim),
             k_norm=norm("attn_k_norm", spec.head_dim),
             eps=sizes.decoder.eps,
             output=backend.matrix(source.require(prefix + "attn_output.weight", (width, spec.heads * spec.value_dim))),
             indexer=indexer,
             index_norm=index_norm,
+            stored=matrix(*kept) if stores else None,
         )
 
     def forward(self, step: Any, x: Array) -> Array:
@@ -106,3 +116,17 @@ class GatedAttention:
             index_q = b.rope(step, index_q, self.rotation, self.indexer.heads)
             attended = b.indexed_attention(step, self.cache, q, k, v, spec, index_q, index[1], self.indexer)
         return b.linear(b.multiply(b.activate(gate, "sigmoid"), attended), self.output)
+
+    def store(self, step: Any, x: Array) -> None:
+        """Write the K/V of the rows of ``x``, and no more."""
+        b, spec = self.backend, write_only(self.spec)
+        k, v, *index = b.linear_split(x, self.stored)
+        k = b.rope(step, b.rms_norm(k, self.k_norm, self.eps), self.rotation, spec.kv_heads)
+        if self.indexer is None:
+            b.attention(step, self.cache, k, k, v, spec)
+            return
+        # There is no window where an indexer chooses: a row attends the one block that its own index key likes best.
+        least = attrs.evolve(self.indexer, heads=1, top=1)
+        b.indexed_attention(
+            step, self.cache, k, k, v, attrs.evolve(spec, window=None), index[0], index[0], least
+        )

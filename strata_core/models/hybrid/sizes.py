@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
 from strata_core.compute.base import AttentionSpec, DeltaSpec, Rotation
 from strata_core.models.base import ModelOptions
 from strata_core.models.config import DecoderConfig, identity_of
 from strata_core.models.keys import Keys
+from strata_core.models.mtp import Depth
 from strata_core.pool.layout import PageLayout
-
-if TYPE_CHECKING:
-    from strata_core.weights.source import WeightSource
 
 #: Sections of the rotation tell apart a picture's positions in time, height and width. Of text all three are the same,
 #: so that it turns as without sections.
@@ -28,12 +24,14 @@ class HybridSizes:
 
     :ivar decoder: the sizes that other decoders have too; its heads are those of the layers that attend.
     :ivar kernel: width of the delta nets' convolution.
+    :ivar further: how many layers that predict further tokens are used, 0 or 1.
     """
 
     decoder: DecoderConfig
     interval: int
     delta: DeltaSpec
     kernel: int
+    further: int
 
     @classmethod
     def read(cls, keys: Keys, options: ModelOptions) -> HybridSizes:
@@ -42,11 +40,8 @@ class HybridSizes:
         :raises UnsupportedModel: a rotation that is not known.
         """
         decoder = DecoderConfig.read(keys, options, rope_keys=_ROPE_KEYS)
-        further = keys.count("nextn_predict_layers", 0)
-        if further >= decoder.layers:
-            raise keys.wrong("nextn_predict_layers", f"there are only {decoder.layers} layers")
-        decoder = attrs.evolve(decoder, layers=decoder.layers - further)
-        _leave_out(keys.source, range(decoder.layers, decoder.layers + further))
+        depth = Depth.read(keys, options.further)
+        decoder = attrs.evolve(decoder, layers=depth.layers)
         interval = keys.size("full_attention_interval", 4)
         if interval > decoder.layers:
             raise keys.wrong("full_attention_interval", f"none of {decoder.layers} layers attends")
@@ -57,7 +52,12 @@ class HybridSizes:
         if inner % value_heads:
             raise keys.wrong("ssm.inner_size", f"it is not a multiple of {value_heads} value heads")
         delta = DeltaSpec(key_heads, value_heads, keys.size("ssm.state_size"), inner // value_heads)
-        return cls(decoder, interval, delta, keys.size("ssm.conv_kernel"))
+        return cls(decoder, interval, delta, keys.size("ssm.conv_kernel"), depth.further)
+
+    @property
+    def feed_forwards(self) -> range:
+        """Numbers of the layers that are loaded, all of which have a feed-forward."""
+        return range(self.decoder.layers + self.further)
 
     @property
     def width(self) -> int:
@@ -69,14 +69,14 @@ class HybridSizes:
         return AttentionSpec(d.heads, d.kv_heads, d.head_dim, d.value_dim, d.attention_scale)
 
     def attends(self, number: int) -> bool:
-        """Whether a layer attends; it is a gated delta net otherwise."""
+        """Whether a layer of the model itself attends; it is a gated delta net otherwise."""
         return (number + 1) % self.interval == 0
 
     def layout(self, kv_type: str, page_tokens: int, index_dim: int | None = None) -> PageLayout:
-        """Pages of the layers that attend."""
+        """Pages of the layers that attend; last comes the one that predicts further tokens."""
         d = self.decoder
         return PageLayout.attention(
-            layers=d.layers // self.interval,
+            layers=d.layers // self.interval + self.further,
             kv_heads=d.kv_heads,
             head_dim=d.head_dim,
             value_dim=d.value_dim,
@@ -98,15 +98,8 @@ class HybridSizes:
     def identity(self, architecture: str, rotation: Rotation) -> dict[str, str | int | float]:
         """What changes K/V and states beside the weights."""
         facts = identity_of(architecture, self.decoder, rope=rotation)
-        return facts | {"interval": self.interval, "conv_kernel": self.kernel, "delta": repr(self.delta)}
-
-
-def _leave_out(source: WeightSource, layers: range) -> None:
-    """Pass over the tensors of layers that predict further tokens (for drafts): the others do not depend on them."""
-    prefixes = tuple(f"blk.{number}." for number in layers)
-    for name in source.tensors:
-        if prefixes and name.startswith(prefixes):
-            source.get(name)
+        facts |= {"interval": self.interval, "conv_kernel": self.kernel, "delta": repr(self.delta)}
+        return facts | ({"further": self.further} if self.further else {})
 
 
 def conv_channels(delta: DeltaSpec) -> int:
