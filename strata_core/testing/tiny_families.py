@@ -37,6 +37,7 @@ def tiny_family(
     weights: str = "F32",
     template: str | None = CHATML,
     metadata: Mapping[str, object] | None = None,
+    further: int = 0,
 ) -> Path:
     """Write a GGUF with random weights; equal arguments give equal bytes.
 
@@ -44,6 +45,7 @@ def tiny_family(
     :param weights: type of the matrices, as in :func:`~strata_core.testing.gguf_build.quantise`; routers, norms and the
         matrices of single heads are F32.
     :param metadata: further entries; they replace what this function would write, and a None leaves that out.
+    :param further: so many layers behind the others predict further tokens (``deepseek2``).
     """
     random = _Random(seed)
     tensors: Arrays = {
@@ -51,10 +53,12 @@ def tiny_family(
         "output.weight": random.matrix(vocab, WIDTH),
         "output_norm.weight": random.norm(WIDTH),
     }
-    for number in range(layers):
-        block = _block(random, architecture, number)
-        tensors |= {f"blk.{number}.{name}{'' if '.' in name else '.weight'}": a for name, a in block.items()}
-    own = _keys(architecture) | {"block_count": layers, "context_length": context, "vocab_size": vocab}
+    for number in range(layers + further):
+        block = _block(random, architecture, number) | (random.entrance() if number >= layers else {})
+        tensors |= {f"blk.{number}.{name}{'' if name.endswith('.bias') else '.weight'}": a for name, a in block.items()}
+    own = _keys(architecture) | {"block_count": layers + further, "context_length": context, "vocab_size": vocab}
+    if further:
+        own["nextn_predict_layers"] = further
     keys: dict[str, object] = {
         "general.architecture": architecture,
         "general.name": f"tiny-{architecture}-{seed}",
@@ -165,6 +169,11 @@ class _Random:
             "attn_v_b": self.matrix(HEADS, VALUE_DIM, RANK),
             "attn_output": self.matrix(WIDTH, HEADS * VALUE_DIM),
         }
+
+    def entrance(self) -> Arrays:
+        """What makes the input of a layer that predicts further tokens, and its norm."""
+        names = ("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+        return {name: self.norm(WIDTH) for name in names} | {"nextn.eh_proj": self.matrix(WIDTH, 2 * WIDTH)}
 
     def dense(self, suffix: str) -> Arrays:
         return {

@@ -35,6 +35,7 @@ def tiny_hybrid(
     weights: str = "F32",
     template: str | None = CHATML,
     metadata: Mapping[str, object] | None = None,
+    further: int = 0,
 ) -> Path:
     """Write a GGUF of gated delta nets and gated attention with random weights; equal arguments give equal bytes.
 
@@ -42,9 +43,10 @@ def tiny_hybrid(
     :param interval: every so many layers one attends.
     :param weights: type of the matrices, as in :func:`~strata_core.testing.tiny.tiny_llama`.
     :param metadata: further entries; they replace what this function would write, and a None leaves that out.
+    :param further: so many layers behind the others predict further tokens.
     """
     random = _Random(seed)
-    keys = _keys(architecture, seed, layers, interval, context, vocab, template)
+    keys = _keys(architecture, seed, layers, interval, context, vocab, template) | counted(architecture, layers, further)
     if architecture == "qwen35":
         keys[f"{architecture}.feed_forward_length"] = FFN
     else:
@@ -56,6 +58,11 @@ def tiny_hybrid(
         attends = (number + 1) % interval == 0
         block |= random.attention() if attends else random.delta_net(joint=architecture == "qwen3next")
         block |= random.dense("", FFN) if architecture == "qwen35" else random.mixture()
+        tensors |= named(number, block)
+    for number in range(layers, layers + further):
+        block = {"attn_norm": random.norm(WIDTH), "post_attention_norm": random.norm(WIDTH), **random.attention()}
+        block |= random.dense("", FFN) if architecture == "qwen35" else random.mixture()
+        block |= random.entrance() | {"nextn.shared_head_norm": random.norm(WIDTH)}
         tensors |= named(number, block)
     return write_model(path, keys | dict(metadata or {}), tensors, weights)
 
@@ -72,6 +79,7 @@ def tiny_sparse(
     weights: str = "F32",
     template: str | None = CHATML,
     metadata: Mapping[str, object] | None = None,
+    further: int = 0,
 ) -> Path:
     """Write a GGUF of architecture ``qwen4exp`` with random weights: sparse attention beside gated delta nets, streams
     mixed by hyper-connections, embeddings of n-grams in layer 0. Equal arguments give equal bytes.
@@ -103,7 +111,7 @@ def tiny_sparse(
         "embedding_length_per_layer_input": NGRAM_WIDTH,
     }
     keys = _keys(architecture, seed, layers, interval, context, vocab, template) | mixture_keys(architecture)
-    keys |= {f"{architecture}.{name}": value for name, value in own.items()}
+    keys |= {f"{architecture}.{name}": value for name, value in own.items()} | counted(architecture, layers, further)
     tensors: Arrays = {"token_embd.weight": random.matrix(vocab, WIDTH), "output.weight": random.matrix(vocab, WIDTH)}
     tensors["per_layer_token_embd.weight"] = random.matrix(int(offsets[-1]), NGRAM_WIDTH)
     tensors |= {f"output_{name}.weight": array for name, array in random.streams("hc", injects=False).items()}
@@ -113,6 +121,10 @@ def tiny_sparse(
         block |= random.streams("hc_attn") | random.streams("hc_ffn") | random.mixture()
         if number == 0:
             block |= random.ngrams()
+        tensors |= named(number, block)
+    for number in range(layers, layers + further):
+        block = random.attention() | random.indexer() | random.mixture() | random.entrance(STREAMS)
+        block |= random.streams("hc_attn") | random.streams("hc_ffn") | random.streams("nextn.hc_head", injects=False)
         tensors |= named(number, block)
     return write_model(path, keys | dict(metadata or {}), tensors, weights)
 
@@ -146,6 +158,13 @@ def _keys(
         **{f"{architecture}.{name}": value for name, value in own.items()},
         **tokenizer_keys(vocab, template=template),
     }
+
+
+def counted(architecture: str, layers: int, further: int) -> dict[str, object]:
+    """The keys that count layers, where some predict further tokens."""
+    if not further:
+        return {}
+    return {f"{architecture}.block_count": layers + further, f"{architecture}.nextn_predict_layers": further}
 
 
 def mixture_keys(architecture: str) -> dict[str, object]:
@@ -246,6 +265,14 @@ class _Random:
             "ple_norm_query": self.norm(whole),
             "ple_norm_conv": self.norm(whole),
             "ple_conv1d": self.matrix(whole, KERNEL),
+        }
+
+    def entrance(self, streams: int = 1) -> Arrays:
+        """What makes the input of a layer that predicts further tokens."""
+        return {
+            "nextn.enorm": self.norm(WIDTH),
+            "nextn.hnorm": self.norm(streams * WIDTH),
+            "nextn.eh_proj": self.matrix(WIDTH, 2 * WIDTH),
         }
 
     def dense(self, suffix: str, ffn: int) -> Arrays:
