@@ -26,6 +26,8 @@ class Live:
     :ivar keep: whether it may be kept when it leaves the slot, and found by other requests.
     :ivar prefix: tokens that other conversations share, where a client has said so; else 0.
     :ivar prompt: tokens of the prompt it was last given: what "the same prompt again" is told by.
+    :ivar hidden: float32 hidden row of its last position, which a model's guesses go on from
+        (:class:`strata_core.models.base.DraftLayer`); None where it is not known.
     """
 
     identity: Identity
@@ -43,6 +45,7 @@ class Live:
     prompt: int = 0
     prefix: int = 0
     openers: frozenset[int] = frozenset()
+    hidden: np.ndarray | None = None
     _addresses: tuple[bytes, ...] = ()
     _stops: frozenset[int] = frozenset()  # positions at which the state is kept when it is left
 
@@ -100,22 +103,24 @@ class Live:
         start = len(self.tokens)
         return min((stop - start for stop in self._stops if start < stop < start + rows), default=rows)
 
-    def extend(self, tokens: np.ndarray) -> None:
-        """A step has computed these tokens."""
+    def extend(self, tokens: np.ndarray, hidden: np.ndarray | None = None) -> None:
+        """A step has computed these tokens, and these hidden rows of them."""
         former = len(self.tokens)
+        self.hidden = hidden[-1].copy() if hidden is not None and len(hidden) else None
         self.tokens.extend(tokens)
         if self.states is not None:
             self.states.advance(len(self.tokens), keep=former in self._stops)
 
-    def accept(self, tokens: np.ndarray, count: int) -> int:
-        """A step has computed these tokens, of which the first ``count`` are right and the others were guessed wrong.
+    def accept(self, tokens: np.ndarray, count: int, hidden: np.ndarray | None = None) -> int:
+        """A step has computed these tokens, of which the first ``count`` are right and the others were guessed wrong;
+        ``hidden`` are the hidden rows of all.
 
         :returns: how many of the right ones have to be computed once more: all, where a recurrent state has gone past
             them. The others leave no trace.
         """
         exact = self.states is None or count == len(tokens)
         if exact:
-            self.extend(tokens[:count])
+            self.extend(tokens[:count], None if hidden is None else hidden[:count])
         self.table.truncate(len(self.tokens))
         return 0 if exact else count
 
@@ -161,6 +166,8 @@ class Live:
 
     def truncate(self, tokens: int) -> None:
         """Give up everything behind the first ``tokens`` positions, where it must be possible to resume."""
+        if tokens < len(self.tokens):
+            self.hidden = None
         self.tokens.truncate(tokens)
         self._addresses = self._addresses[: tokens // self.page_tokens]
         self.table.truncate(tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from strata_core.conversations.keeper import Keeper
 from strata_core.conversations.live import Live
 from strata_core.conversations.matching import Candidate, SlotView, choose_slot
 from strata_core.conversations.tokens import common_prefix
-from strata_core.engine.drafts import Drafter
+from strata_core.engine.drafts import NO_DRAFTS, Drafter
 from strata_core.engine.requests import RequestHandle, Reread, Started
 from strata_core.engine.sampling import Sampler
 from strata_core.engine.slots import Slot, Task
@@ -21,16 +21,24 @@ from strata_core.tokens.tokenizer import Tokenizer
 
 
 class Admission:
-    """Starts requests in slots. Engine thread only."""
+    """Starts requests in slots. Engine thread only.
+
+    :param drafts: most tokens of a draft, by its kind.
+    """
 
     def __init__(
-        self, keeper: Keeper, tokenizer: Tokenizer, slots: Sequence[Slot], max_context: int, lookup: int = 0
+        self,
+        keeper: Keeper,
+        tokenizer: Tokenizer,
+        slots: Sequence[Slot],
+        max_context: int,
+        drafts: Mapping[str, int] = NO_DRAFTS,
     ):
         self._keeper = keeper
         self._tokenizer = tokenizer
         self._slots = slots
         self._max_context = max_context
-        self._lookup = lookup
+        self._drafts = drafts
 
     def start(self, handle: RequestHandle, free: Sequence[Slot]) -> None:
         """Give a request one of the free slots, and begin to resume as much as can be resumed.
@@ -49,7 +57,7 @@ class Admission:
             sampler=Sampler(request.sampling, request.prompt),
             text=ReplyText(self._tokenizer, request.stop, request.visible),
             slot=slot.id,
-            drafter=Drafter(self._lookup),
+            drafters={kind: Drafter(most) for kind, most in self._drafts.items()},
         )
         try:
             self._resume(slot, slot.task, candidate)

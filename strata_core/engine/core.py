@@ -18,6 +18,7 @@ from strata_core.conversations.keeper import Keeper
 from strata_core.conversations.live import Live
 from strata_core.engine.admission import Admission
 from strata_core.engine.agenda import Reader, share_rows
+from strata_core.engine.drafting import Drafting
 from strata_core.engine.logprobs import token_info
 from strata_core.engine.requests import Delta, Failed, Finished, Progress, RequestHandle, RequestRecord, TokenInfo
 from strata_core.engine.slots import Slot, Task
@@ -41,13 +42,15 @@ LEAST_MEASURED_ROWS = 32
 @attrs.frozen
 class CoreOptions:
     """:ivar parallel: number of slots; :ivar max_context: most tokens of a sequence.
-    :ivar lookup: most tokens guessed ahead per step of a reply; 0 guesses none.
+    :ivar lookup: most tokens guessed ahead per step of a reply from what it says before; 0 guesses none.
+    :ivar mtp: the same with the model's own layer, which must be there.
     """
 
     parallel: int
     max_context: int
     agenda: BatchAgenda = attrs.field(factory=BatchAgenda)
     lookup: int = 0
+    mtp: int = 0
 
 
 class EngineCore:
@@ -77,7 +80,9 @@ class EngineCore:
         pools = [*keeper.pools, *([keeper.state_pool] if keeper.state_pool is not None else [])]
         self.model = model
         self._stepper = Stepper(model, [pool.store for pool in pools], keeper.reclaim)
-        self._admission = Admission(keeper, tokenizer, self.slots, options.max_context, options.lookup)
+        drafts = {"lookup": options.lookup, "mtp": options.mtp}
+        self._drafting = Drafting(model.further, [pool.store for pool in keeper.pools], options.max_context)
+        self._admission = Admission(keeper, tokenizer, self.slots, options.max_context, drafts)
         self._emit = emit
         self._ended = ended
         self._trace = trace
@@ -93,10 +98,10 @@ class EngineCore:
                 self._admission.poll(slot)
         self._admit()
         self.keeper.poll()
+        start = time.perf_counter()
         parts = self._plan()
         if not parts:
             return self._await_restores()
-        start = time.perf_counter()
         self._stepper.run(parts)
         elapsed = time.perf_counter() - start
         self._account(parts, elapsed)
@@ -133,21 +138,9 @@ class EngineCore:
 
     def _decoders(self) -> list[Rows]:
         """Rows of the replies that are being generated, with drafts where there are any."""
-        decoding = [slot for slot in self.slots if slot.task is not None and slot.task.pending is not None]
-        share = self.options.agenda.budget // max(1, len(decoding))
-        parts = []
-        for slot in decoding:
-            task, live = slot.task, slot.live
-            assert task is not None
-            assert task.pending is not None
-            assert live is not None
-            tokens = task.pending
-            if len(tokens) == 1 and task.drafter.most:
-                text = np.concatenate([live.tokens.view(), tokens])
-                room = min(task.limit - task.generated, self.options.max_context - len(text), share) - 1
-                tokens = np.concatenate([tokens, task.drafter.propose(text, room)])
-            drafts = len(tokens) - len(task.pending)
-            parts.append(Rows(slot, tokens, drafts + 1, drafts))
+        tasks = [(slot, slot.task) for slot in self.slots if slot.task is not None]
+        parts = [Rows(slot, task.pending, 1) for slot, task in tasks if task.pending is not None]
+        self._drafting.add(parts, self.options.agenda.budget // max(1, len(parts)))
         return parts
 
     def _account(self, parts: list[Rows], elapsed: float) -> None:
@@ -187,10 +180,10 @@ class EngineCore:
         again: np.ndarray = part.tokens[:0]
         if part.drafts:
             assert slot.live is not None
-            again = part.tokens[: slot.live.accept(part.tokens, known + right)]
-            task.drafter.learn(part.drafts, right)
-            self.counters.drafted_tokens += part.drafts
-            self.counters.accepted_tokens += right
+            again = part.tokens[: slot.live.accept(part.tokens, known + right, part.hidden)]
+            task.drafters[part.kind].learn(part.drafts, right)
+            self.counters.drafted_tokens[part.kind] += part.drafts
+            self.counters.accepted_tokens[part.kind] += right
         if end is not None:
             self._finish(slot, task, end)
         else:

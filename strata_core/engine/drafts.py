@@ -6,9 +6,15 @@ drafted token counts when it is the one that is sampled there. So replies are th
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import attrs
 import numpy as np
 
+#: Ways of guessing: what followed the last tokens before, and the model's own layer for further tokens.
+KINDS = ("lookup", "mtp")
+#: Most tokens of a draft by its kind, where nothing is guessed.
+NO_DRAFTS = MappingProxyType(dict.fromkeys(KINDS, 0))
 #: Lengths of the tails that are looked for, the longest first. A single token says too little of what follows.
 TAILS = (4, 3, 2)
 #: Most replies' tokens that pass without a draft after drafts that were all wrong.
@@ -35,7 +41,7 @@ def look_up(tokens: np.ndarray, count: int) -> np.ndarray:
 
 @attrs.define
 class Drafter:
-    """Drafts for one reply.
+    """How drafts of one kind fare in one reply.
 
     :ivar most: tokens of a draft, at most. :ivar drafted: :ivar accepted: tokens so far.
     """
@@ -47,16 +53,20 @@ class Drafter:
     _next_pause: int = 1
 
     def propose(self, tokens: np.ndarray, room: int) -> np.ndarray:
-        """The next draft, maybe empty.
+        """What :func:`look_up` finds if a draft is due, maybe nothing.
 
         :param tokens: the whole text, the token that was sampled last at its end.
         :param room: most tokens there is use for.
         """
+        count = min(self.most, room)
+        return look_up(tokens, count) if self.due() and count > 0 else tokens[:0]
+
+    def due(self) -> bool:
+        """Whether it is time for a draft. Asked once per step of the reply."""
         if self._pause:
             self._pause -= 1
-            return tokens[:0]
-        count = min(self.most, room)
-        return look_up(tokens, count) if count > 0 else tokens[:0]
+            return False
+        return True
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Take note of how a draft fared. Where none of it was right, the next is put off, longer each time: rows that

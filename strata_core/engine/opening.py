@@ -91,6 +91,8 @@ def _assemble(
     families = plugins.families().values()
     model = load_model(source, backend, families, _model_options(settings), lambda f: progress("loading weights", f))
     undo.actions.append(model.close)
+    if settings.mtp and model.further is None:
+        log.warning("mtp: %s has no layer that predicts further tokens; replies go on without its guesses", path.name)
     progress("planning memory", 1.0)
     kv_type = _kv_type(settings.kv, backend)
     layouts, state_layout = model.layouts(kv_type, settings.page_tokens), model.state_layout()
@@ -148,7 +150,8 @@ def _assemble(
         state_pool=state_pool,
         archive=next((store for store in stores if isinstance(store, Archive)), None),
     )
-    core_options = CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda, settings.lookup)
+    mtp = settings.mtp if model.further is not None else 0
+    core_options = CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda, settings.lookup, mtp)
     facts: dict[str, object] = {
         "backend": backend.name,
         "kv": kv_type,
@@ -188,6 +191,7 @@ def _model_options(settings: Settings) -> ModelOptions:
         rope_scale=settings.rope_scale or None,
         ple_io=settings.ple_io,
         ple_cache_bytes=settings.ple_cache_mib << 20,
+        further=settings.mtp > 0,
     )
 
 

@@ -195,6 +195,7 @@ class RequestRecord:
     :ivar reread: tokens read although they had been computed once, by reason.
     :ivar why: one phrase on the tokens that were read: ``new text``, ``diverged at position p``, ``never stored`` ...
     :ivar drafted_tokens: guessed ahead; :ivar accepted_tokens: of these, those that were right.
+    :ivar drafts: both numbers by the kind of the guesses, of :data:`strata_core.engine.drafts.KINDS`.
     :ivar queued_s: from submission to a slot; :ivar read_s: reading the prompt; :ivar generate_s: first to last token.
     """
 
@@ -216,6 +217,7 @@ class RequestRecord:
     tenant: str = ""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    drafts: Mapping[str, tuple[int, int]] = attrs.field(factory=dict)
 
     def line(self) -> str:
         """A request in one line: where its prompt came from, what was read and generated, how fast, and why."""
@@ -227,6 +229,8 @@ class RequestRecord:
         if self.generate_s is not None:
             # The first token comes with the prompt; the time from it to the last is that of all the others.
             line += f" in {1e3 * self.generate_s:.0f} ms ({_rate(self.generated_tokens - 1, self.generate_s)})"
+        for kind, (drafted, accepted) in self.drafts.items():
+            line += f", {accepted} of {drafted} guessed right ({kind})"
         if self.reread:
             parts = ", ".join(f"{reread.tokens} {reread.reason}" for reread in self.reread)
             line += f"; reread because {parts}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 
 import attrs
 import numpy as np
@@ -28,7 +29,7 @@ class Task:
     :ivar limit: most tokens it may generate.
     :ivar pending: what the next step computes: the token sampled last, and before it those whose state went past them;
         None while the prompt is read.
-    :ivar drafter: guesses what follows.
+    :ivar drafters: how guesses of what follows fare, by their kind.
     :ivar origin: the stored entry it resumed from, if any: suspect if its first step fails.
     :ivar restore: what is being brought back before the prompt is read, and ``candidate`` what for; ``excluded`` are
         entries that could not be.
@@ -42,10 +43,10 @@ class Task:
     sampler: Sampler
     text: ReplyText
     slot: int
+    drafters: Mapping[str, Drafter]
     cached: int = 0
     generated: int = 0
     pending: np.ndarray | None = None
-    drafter: Drafter = attrs.field(factory=lambda: Drafter(0))
     starved: int = 0
     origin: Found | None = None
     candidate: Candidate | None = None
@@ -89,8 +90,9 @@ class Task:
             slot=self.slot,
             why=self.why,
             tenant=self.request.tenant,
-            drafted_tokens=self.drafter.drafted,
-            accepted_tokens=self.drafter.accepted,
+            drafted_tokens=sum(one.drafted for one in self.drafters.values()),
+            accepted_tokens=sum(one.accepted for one in self.drafters.values()),
+            drafts={kind: (one.drafted, one.accepted) for kind, one in self.drafters.items() if one.drafted},
         )
 
 

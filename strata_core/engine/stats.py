@@ -79,7 +79,8 @@ class EngineStats:
     :ivar requests_total: ended requests by status (``stop``, ``length``, ``cancelled``, or the code of an error).
     :ivar reused_tokens_total: prompt tokens that were not read, by source; :ivar reread_tokens_total: tokens read
         although they had been computed once, by reason.
-    :ivar drafted_tokens_total: tokens guessed ahead; :ivar accepted_tokens_total: of these, those that were right.
+    :ivar drafted_tokens_total: tokens guessed ahead, by kind; :ivar accepted_tokens_total: of these, those that were
+        right.
     :ivar step_rows_total: rows computed, prompt and decode together.
     :ivar model_counts: what the model counts itself, see :meth:`strata_core.models.base.Model.counters`.
     """
@@ -91,8 +92,8 @@ class EngineStats:
     prompt_tokens_total: int
     read_tokens_total: int
     generated_tokens_total: int
-    drafted_tokens_total: int
-    accepted_tokens_total: int
+    drafted_tokens_total: Mapping[str, int]
+    accepted_tokens_total: Mapping[str, int]
     reused_tokens_total: Mapping[str, int]
     reread_tokens_total: Mapping[str, int]
     parked: int
@@ -137,8 +138,8 @@ class Counters:
     generated_tokens: int = 0
     reused: Counter[str] = attrs.field(factory=Counter)
     reread: Counter[str] = attrs.field(factory=Counter)
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    drafted_tokens: Counter[str] = attrs.field(factory=Counter)
+    accepted_tokens: Counter[str] = attrs.field(factory=Counter)
     steps: int = 0
     step_rows: int = 0
     step_failures: int = 0

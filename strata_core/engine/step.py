@@ -20,16 +20,30 @@ log = logging.getLogger("strata.engine")
 class Rows:
     """A slot's part of a step: the ids to compute, and of how many of the last ones logits are wanted.
 
-    :ivar drafts: how many of the last ids are guesses. Then whoever reads the logits appends those that were right.
+    :ivar drafts: how many of the last ids are guesses, :ivar kind: of which kind. Then whoever reads the logits appends
+        those that were right.
     :ivar logits: float32 ``(wanted, vocab)`` after the step, where any are; :ivar error: why there are none.
+    :ivar hidden: float32 hidden rows of all ids, of a model that can guess with them.
     """
 
     slot: Slot
     tokens: np.ndarray
     wanted: int
     drafts: int = 0
+    kind: str = ""
     logits: np.ndarray | None = None
     error: StrataError | None = None
+    hidden: np.ndarray | None = None
+
+    def draft(self, kind: str, tokens: np.ndarray) -> None:
+        """Append guesses; logits of each are wanted."""
+        self.tokens = np.concatenate([self.tokens, tokens])
+        self.wanted, self.drafts, self.kind = self.wanted + len(tokens), len(tokens), kind
+
+    def drop_drafts(self) -> None:
+        """Take the guesses away again."""
+        known = len(self.tokens) - self.drafts
+        self.tokens, self.wanted, self.drafts = self.tokens[:known], self.wanted - self.drafts, 0
 
 
 class Stepper:
@@ -70,13 +84,15 @@ class Stepper:
                     live.states.begin()
                 return True
             except OutOfMemory as error:
-                if not self._shed():
+                if part.drafts:  # guesses take no room from anything else
+                    part.drop_drafts()
+                elif not self._shed():
                     part.error = error
                     return False
 
     def _forward(self, parts: Sequence[Rows]) -> StrataError | None:
         try:
-            logits = self._model.forward(_batch(parts, self._model.lookback), self._stores)
+            logits, hidden = self._compute(_batch(parts, self._model.lookback), parts)
             if not np.isfinite(logits.max(axis=-1)).all():
                 raise BackendError("the model's output is not a number")
         except Exception as error:
@@ -84,14 +100,26 @@ class Stepper:
             self.failures += 1
             log.exception("a step of %d rows failed", sum(len(p.tokens) for p in parts))
             return error if isinstance(error, StrataError) else BackendError(f"{type(error).__name__}: {error}")
-        row = 0
+        row = first = 0
         for part in parts:
             assert part.slot.live is not None
+            part.hidden = None if hidden is None else hidden[first : first + len(part.tokens)]
             if not part.drafts:
-                part.slot.live.extend(part.tokens)
+                part.slot.live.extend(part.tokens, part.hidden)
             part.logits = logits[row : row + part.wanted] if part.wanted else None
-            row += part.wanted
+            row, first = row + part.wanted, first + len(part.tokens)
         return None
+
+    def _compute(self, batch: Batch, parts: Sequence[Rows]) -> tuple[np.ndarray, np.ndarray | None]:
+        """Logits and, of a model that guesses with them, hidden rows."""
+        layer = self._model.further
+        if layer is None:
+            return self._model.forward(batch, self._stores), None
+        before = np.zeros((len(parts), layer.width), np.float32)
+        for row, part in zip(before, parts, strict=True):
+            if part.slot.live is not None and part.slot.live.hidden is not None:
+                row[:] = part.slot.live.hidden
+        return layer.forward(batch, self._stores, before)
 
 
 def _batch(parts: Sequence[Rows], lookback: int) -> Batch:

@@ -251,6 +251,14 @@ class Settings:
         maximum=64,
         help="Most tokens guessed ahead per step: what followed the last ones earlier in the text; 0 guesses none.",
     )
+    mtp: int = setting(
+        0,
+        section=SERVING,
+        minimum=0,
+        maximum=8,
+        help="Most tokens guessed ahead per step by the model's own layer for that, where `lookup` finds none; 0 does "
+        "not load it. Pages hold its K/V too: what is kept with it is not resumed without it, nor the reverse.",
+    )
     reasoning_parser: str = setting(
         "auto",
         section=SERVING,

@@ -46,7 +46,8 @@ def tiny_hybrid(
     :param further: so many layers behind the others predict further tokens.
     """
     random = _Random(seed)
-    keys = _keys(architecture, seed, layers, interval, context, vocab, template) | counted(architecture, layers, further)
+    keys = _keys(architecture, seed, layers, interval, context, vocab, template)
+    keys |= counted(architecture, layers, further)
     if architecture == "qwen35":
         keys[f"{architecture}.feed_forward_length"] = FFN
     else:
