@@ -45,7 +45,8 @@ static void write_heads(Engine *e, const Attending *a, const Rotation *rotation,
 static void phase_write(Engine *e, const Attending *a, const Rotation *rotation, const float *turns) {
     const Attention *attention = a->attention;
     int rows = a->step->rows;
-    for (int row; (row = team_take(e->team, 1, rows)) < rows;) {
+    for (Items i; team_take(e->team, 1, rows, &i);) {
+        int row = i.first;
         turn_heads(e, a, a->q_norm, rotation, turns, row, attention->heads, (float *)a->q + row * a->q_stride);
         write_heads(e, a, rotation, turns, row, 0, attention->kv_heads);
     }
@@ -210,15 +211,17 @@ static void prepare_task(Engine *e, const Attending *a, const Rotation *rotation
     item->task.q = q;
 }
 
-void phase_attention(Engine *e, int thread, const Attending *a, const Rotation *rotation, const float *turns) {
+void phase_attention(Engine *e, int thread, const Attending *a, const Rotation *rotation, const float *turns,
+                     Next next) {
     float *own = (float *)e->buffer[BUFFER_THREADS] + thread * a->scratch, *scratch = own + own_queries(a->attention);
     if (!a->fused) phase_write(e, a, rotation, turns);
-    for (int i; (i = team_take(e->team, 1, a->tasks)) < a->tasks;) {
+    for (Items i; team_take(e->team, 1, a->tasks, &i);) {
         Item item;
-        find(a, i, &item);
+        find(a, i.first, &item);
         if (a->fused) prepare_task(e, a, rotation, turns, &item, own);
         if (a->split) attend_block(e, a, &item, scratch);
         else attend_all(e, a, &item, scratch, own + a->scratch);
     }
+    fetch_ahead(e, next, a->step->rows);
     team_meet(e->team, a->tasks);
 }

@@ -23,7 +23,8 @@ typedef struct {
 
 static void linear_work(void *context, int thread) {
     Call *c = context;
-    phase_product(c->engine, thread, c->matrix, (Source){.x = c->x, .rows = c->rows}, c->out, c->matrix->rows, c->add);
+    phase_product(c->engine, thread, c->matrix, (Source){.x = c->x, .rows = c->rows}, c->out, c->matrix->rows, c->add,
+                  NULL);
 }
 
 int strata_linear(Engine *e, const Matrix *m, const float *x, int rows, float *out, int add) {
@@ -36,8 +37,8 @@ int strata_linear(Engine *e, const Matrix *m, const float *x, int rows, float *o
 static void norm_work(void *context, int thread) {
     Call *c = context;
     (void)thread;
-    for (int row; (row = team_take(c->engine->team, 1, c->rows)) < c->rows;) {
-        int64_t at = (int64_t)row * c->width;
+    for (Items i; team_take(c->engine->team, 1, c->rows, &i);) {
+        int64_t at = (int64_t)i.first * c->width;
         c->engine->kernels->norm(c->x + at, c->weight, c->eps, c->width, c->out + at);
     }
 }
@@ -53,9 +54,9 @@ static void rope_work(void *context, int thread) {
     const Rotation *r = c->rotation;
     (void)thread;
     phase_turns(c->engine, c->step, r, c->turns);
-    for (int row; (row = team_take(c->engine->team, 1, c->step->rows)) < c->step->rows;) {
-        c->engine->kernels->rope(c->out + (int64_t)row * c->heads * c->head_dim, c->heads, c->head_dim,
-                                 c->turns + (int64_t)row * r->rotated, r->rotated, r->interleaved);
+    for (Items i; team_take(c->engine->team, 1, c->step->rows, &i);) {
+        c->engine->kernels->rope(c->out + (int64_t)i.first * c->heads * c->head_dim, c->heads, c->head_dim,
+                                 c->turns + (int64_t)i.first * r->rotated, r->rotated, r->interleaved);
     }
 }
 
@@ -72,8 +73,8 @@ static void gated_work(void *context, int thread) {
     enum { PIECE = 4096 };
     (void)thread;
     int pieces = (int)((c->count + PIECE - 1) / PIECE);
-    for (int i; (i = team_take(c->engine->team, 1, pieces)) < pieces;) {
-        int64_t at = (int64_t)i * PIECE, n = c->count - at < PIECE ? c->count - at : PIECE;
+    for (Items i; team_take(c->engine->team, 1, pieces, &i);) {
+        int64_t at = (int64_t)i.first * PIECE, n = c->count - at < PIECE ? c->count - at : PIECE;
         c->engine->kernels->gated(c->out + at, c->x + at, n, c->activation);
     }
 }
@@ -86,7 +87,7 @@ int strata_gated(Engine *e, float *gate, const float *up, int64_t count, int act
 
 static void attention_work(void *context, int thread) {
     Call *c = context;
-    phase_attention(c->engine, thread, &c->attending, NULL, NULL);
+    phase_attention(c->engine, thread, &c->attending, NULL, NULL, NULL);
 }
 
 int strata_attention(Engine *e, const Step *step, const Attention *a, const float *q, const float *k, const float *v,
@@ -116,10 +117,10 @@ typedef struct {
 static void choose_rows(Run *run, int width, int attended) {
     size_t wide = sizeof(float) * (size_t)width, narrow = sizeof(float) * (size_t)attended;
     int outputs = run->step->outputs;
-    for (int i; (i = team_take(run->engine->team, 1, outputs)) < outputs;) {
-        int64_t row = run->step->output[i];
-        memcpy(run->chosen + (int64_t)i * width, run->x + row * width, wide);
-        memcpy(run->projected + (int64_t)i * attended, run->attended + row * attended, narrow);
+    for (Items i; team_take(run->engine->team, 1, outputs, &i);) {
+        int64_t to = i.first, row = run->step->output[to];
+        memcpy(run->chosen + to * width, run->x + row * width, wide);
+        memcpy(run->projected + to * attended, run->attended + row * attended, narrow);
     }
     team_meet(run->engine->team, outputs);
 }
@@ -136,8 +137,8 @@ static void attention_half(Run *run, const Layer *layer, int thread) {
     a.k_norm = layer->k_norm;
     a.eps = layer->eps;
     attending_plan(e, &a);
-    phase_product(e, thread, layer->qkv, x, run->projected, layer->qkv->rows, 0);
-    phase_attention(e, thread, &a, layer->rotation, run->turns);
+    phase_product(e, thread, layer->qkv, x, run->projected, layer->qkv->rows, 0, layer->output);
+    phase_attention(e, thread, &a, layer->rotation, run->turns, layer->output);
 }
 
 static void decode_work(void *context, int thread) {
@@ -157,12 +158,15 @@ static void decode_work(void *context, int thread) {
             x = run->chosen;
             attended = run->projected;
         }
-        phase_product(e, thread, layer->output, (Source){.x = attended, .rows = rows}, x, layer->output->rows, 1);
+        phase_product(e, thread, layer->output, (Source){.x = attended, .rows = rows}, x, layer->output->rows, 1,
+                      layer->gate_up);
         phase_gated_product(e, thread, layer->gate_up, (Source){x, layer->ffn_norm, layer->eps, rows},
-                            layer->activation, run->gate_up, run->hidden);
-        phase_product(e, thread, layer->down, (Source){.x = run->hidden, .rows = rows}, x, layer->down->rows, 1);
+                            layer->activation, run->gate_up, run->hidden, layer->down);
+        phase_product(e, thread, layer->down, (Source){.x = run->hidden, .rows = rows}, x, layer->down->rows, 1,
+                      i + 1 < d->layers ? d->layer[i + 1].qkv : d->output);
     }
-    phase_product(e, thread, d->output, (Source){x, d->norm, d->eps, rows}, run->logits, d->output->rows, 0);
+    phase_product(e, thread, d->output, (Source){x, d->norm, d->eps, rows}, run->logits, d->output->rows, 0,
+                  NULL);
 }
 
 static int larger(int a, int b) { return a > b ? a : b; }

@@ -180,8 +180,8 @@ static void pack_panels(void *context, int thread) {
     const Packing *p = context;
     (void)thread;
     const int grain = 4, panels = p->part->panels;
-    for (int first; (first = team_take(p->engine->team, grain, panels)) < panels;) {
-        for (int i = first; i < first + grain && i < panels; i++) pack_panel(p, i);
+    for (Items i; team_take(p->engine->team, grain, panels, &i);) {
+        for (; i.first < i.end; i.first++) pack_panel(p, i.first);
     }
 }
 

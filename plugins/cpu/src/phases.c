@@ -41,7 +41,7 @@ static int phase_input(Engine *e, int thread, const Matrix *m, const Source *sou
     in->q = (QBlock *)e->buffer[BUFFER_BLOCKS] + first * whole(m->width, BLOCK);
     if (!source->weight && !quantise) return 0;
     if (own) return 1;
-    for (int row; (row = team_take(e->team, 1, in->rows)) < in->rows;) prepare_row(e, source, in, row, quantise);
+    for (Items i; team_take(e->team, 1, in->rows, &i);) prepare_row(e, source, in, i.first, quantise);
     team_meet(e->team, in->rows);
     return 0;
 }
@@ -57,21 +57,37 @@ static int grain_of(const Engine *e, int panels, int rows) {
     return grain < 1 ? 1 : grain > most ? most : grain;
 }
 
-void phase_product(Engine *e, int thread, const Matrix *m, Source source, float *out, int64_t stride, int add) {
+/* Whether a task takes the same panels of both parts. */
+static int halves(const Matrix *m) { return m->parts == 2 && m->part[0].rows == m->part[1].rows; }
+
+void fetch_ahead(const Engine *e, Next m, int rows) {
+    enum { FIRST = 16384, LINE = 64 }; /* bytes: what one thread reads in some two microseconds */
+    if (!m || rows > OWN_ROWS) return;
+    int panel = team_first(e->team, halves(m) ? m->part[0].panels : m->panels), i = 0;
+    while (panel >= m->part[i].panels) panel -= m->part[i++].panels;
+    const Part *part = &m->part[i];
+    const uint8_t *from = part->data + panel * part->stride;
+    int64_t left = (part->panels - panel) * part->stride;
+    for (int64_t at = 0; at < FIRST && at < left; at += LINE) __builtin_prefetch(from + at, 0, 2);
+}
+
+void phase_product(Engine *e, int thread, const Matrix *m, Source source, float *out, int64_t stride, int add,
+                   Next next) {
     Input in;
     int unready = phase_input(e, thread, m, &source, &in), grain = grain_of(e, m->panels, in.rows);
-    for (int first; (first = team_take(e->team, grain, m->panels)) < m->panels;) {
+    for (Items panels; team_take(e->team, grain, m->panels, &panels);) {
         if (unready) prepare_own(e, m, &source, &in);
         unready = 0;
-        int end = first + grain < m->panels ? first + grain : m->panels, column = 0;
-        for (int i = 0, before = 0; i < m->parts && before < end; i++) {
+        for (int i = 0, before = 0, column = 0; i < m->parts && before < panels.end; i++) {
             const Part *part = &m->part[i];
-            int a = first > before ? first - before : 0, b = end - before < part->panels ? end - before : part->panels;
+            int a = panels.first > before ? panels.first - before : 0;
+            int b = panels.end - before < part->panels ? panels.end - before : part->panels;
             if (a < b) e->kernels->product(part, a, b - a, &in, out + column, stride, add);
             before += part->panels;
             column += part->rows;
         }
     }
+    fetch_ahead(e, next, source.rows);
     team_meet(e->team, m->panels);
 }
 
@@ -85,37 +101,40 @@ static void gate_piece(Engine *e, const float *both, int64_t row, int width, int
 }
 
 void phase_gated_product(Engine *e, int thread, const Matrix *m, Source source, int activation, float *both,
-                         float *out) {
+                         float *out, Next next) {
     int width = m->rows / 2;
-    if (m->parts == 2 && m->part[0].rows == m->part[1].rows) { /* a task does the same panels of both */
+    if (halves(m)) {
         Input in;
         int unready = phase_input(e, thread, m, &source, &in), panels = m->part[0].panels;
         int grain = grain_of(e, panels, in.rows);
-        for (int first; (first = team_take(e->team, grain, panels)) < panels;) {
+        for (Items i; team_take(e->team, grain, panels, &i);) {
             if (unready) prepare_own(e, m, &source, &in);
             unready = 0;
-            int count = first + grain < panels ? grain : panels - first, at = first * LANES;
+            int first = i.first, count = i.end - i.first, at = first * LANES;
             int columns = at + count * LANES < width ? count * LANES : width - at;
             e->kernels->product(&m->part[0], first, count, &in, both, 2 * width, 0);
             e->kernels->product(&m->part[1], first, count, &in, both + width, 2 * width, 0);
             for (int row = 0; row < in.rows; row++) gate_piece(e, both, row, width, at, columns, activation, out);
         }
+        fetch_ahead(e, next, source.rows);
         team_meet(e->team, panels);
         return;
     }
     enum { PIECE = 512 };
     int pieces = whole(width, PIECE), all = pieces * source.rows;
-    phase_product(e, thread, m, source, both, 2 * width, 0);
-    for (int i; (i = team_take(e->team, 1, all)) < all;) {
-        int at = i % pieces * PIECE, columns = width - at < PIECE ? width - at : PIECE;
-        gate_piece(e, both, i / pieces, width, at, columns, activation, out);
+    phase_product(e, thread, m, source, both, 2 * width, 0, NULL);
+    for (Items i; team_take(e->team, 1, all, &i);) {
+        int at = i.first % pieces * PIECE, columns = width - at < PIECE ? width - at : PIECE;
+        gate_piece(e, both, i.first / pieces, width, at, columns, activation, out);
     }
+    fetch_ahead(e, next, source.rows);
     team_meet(e->team, all);
 }
 
 void phase_turns(Engine *e, const Step *step, const Rotation *rotation, float *turns) {
     int pairs = rotation->rotated / 2;
-    for (int row; (row = team_take(e->team, 1, step->rows)) < step->rows;) {
+    for (Items i; team_take(e->team, 1, step->rows, &i);) {
+        int row = i.first;
         float *to = turns + (int64_t)row * rotation->rotated;
         for (int i = 0; i < pairs; i++) {
             float angle = (float)step->position[row] * rotation->frequency[i]; /* float32, as models are trained */

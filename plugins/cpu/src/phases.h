@@ -36,16 +36,24 @@ typedef struct {
     int rows;
 } Source;
 
+/* What the phase after the next meeting multiplies with, so that its first weights can be on their way; NULL: nothing. */
+typedef const Matrix *Next;
+
 /* out = source @ m.T, or out += that; rows of out are `stride` floats apart. */
-void phase_product(Engine *e, int thread, const Matrix *m, Source source, float *out, int64_t stride, int add);
+void phase_product(Engine *e, int thread, const Matrix *m, Source source, float *out, int64_t stride, int add,
+                   Next next);
 /* out (rows, width) = activation(source @ gate.T) * (source @ up.T), where m is gate and up, `width` rows each. `both`
  * (rows, 2 * width) is overwritten. */
 void phase_gated_product(Engine *e, int thread, const Matrix *m, Source source, int activation, float *both,
-                         float *out);
+                         float *out, Next next);
 /* Cosines and sines of all rows, times the rotation's magnitude: (rows, rotated). */
 void phase_turns(Engine *e, const Step *step, const Rotation *rotation, float *turns);
 /* Norms heads, rotates q and k (unless turns is NULL), writes k and v to their pages, and attends. */
-void phase_attention(Engine *e, int thread, const Attending *a, const Rotation *rotation, const float *turns);
+void phase_attention(Engine *e, int thread, const Attending *a, const Rotation *rotation, const float *turns,
+                     Next next);
+/* Asks for what this thread will read first of a matrix that comes next, if the rows are few: many are multiplied for so
+ * long that it makes no difference. */
+void fetch_ahead(const Engine *e, Next next, int rows);
 
 int input_bytes(Engine *e, const Matrix *m, int rows); /* 0: no memory */
 /* Fills in what follows `out`, for the attention and the step given. */

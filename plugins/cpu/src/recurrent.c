@@ -13,8 +13,8 @@ static void delta_work(void *context, int thread) {
     Job *job = context;
     const Delta *d = job->delta;
     int tiles = (d->value_dim + LANES - 1) / LANES, items = job->states->spans * d->value_heads * tiles;
-    for (int i; (i = team_take(job->engine->team, 1, items)) < items;) {
-        int span = i / (d->value_heads * tiles), head = i / tiles % d->value_heads;
+    for (Items taken; team_take(job->engine->team, 1, items, &taken);) {
+        int i = taken.first, span = i / (d->value_heads * tiles), head = i / tiles % d->value_heads;
         int64_t at = (int64_t)head * d->key_dim * d->value_dim;
         const float *before = job->states->before[span];
         job->engine->kernels->delta(d, before ? before + at : NULL, job->states->after[span] + at, head,
@@ -28,8 +28,8 @@ static void conv_work(void *context, int thread) {
     (void)thread;
     Job *job = context;
     int tiles = (job->conv->channels + LANES - 1) / LANES, items = job->states->spans * tiles;
-    for (int i; (i = team_take(job->engine->team, 8, items)) < items;) {
-        for (int end = i + 8 < items ? i + 8 : items; i < end; i++) {
+    for (Items taken; team_take(job->engine->team, 8, items, &taken);) {
+        for (int i = taken.first; i < taken.end; i++) {
             int span = i / tiles, row = job->states->row[span];
             job->engine->kernels->conv(job->conv, job->states->before[span], job->states->after[span],
                                        i % tiles * LANES, row, job->states->row[span + 1] - row);

@@ -67,10 +67,12 @@ INLINE vf vf_load_bytes(const int8_t *x) {
 
 INLINE vw vw_load(const uint8_t *x) { return _mm512_loadu_si512(x); }
 /* Word by word: (x >> right) & mask; shifts to the left where `right` is negative. */
-#define vw_take(x, right, mask)                                                                                    \
-    _mm512_and_si512((right) < 0 ? _mm512_slli_epi16(x, (right) < 0 ? -(right) : 0)                                \
-                                 : _mm512_srli_epi16(x, (right) < 0 ? 0 : (right)),                                \
-                     _mm512_set1_epi16(mask))
+#define vw_shift(x, right)                                                                                         \
+    ((right) < 0 ? _mm512_slli_epi16(x, (right) < 0 ? -(right) : 0) : _mm512_srli_epi16(x, (right) < 0 ? 0 : (right)))
+#define vw_take(x, right, mask) /* a shift leaves only so many bits by itself */                                    \
+    ((right) > 0 && 0xffff >> ((right) > 0 ? (right) : 0) == (mask)                                                \
+         ? vw_shift(x, right)                                                                                      \
+         : _mm512_and_si512(vw_shift(x, right), _mm512_set1_epi16(mask)))
 INLINE vw vw_or(vw a, vw b) { return _mm512_or_si512(a, b); }
 /* Every lane of sums, plus its two words of codes times the two at x. */
 INLINE vi vi_dot(vi sums, vw codes, const int16_t *x) {

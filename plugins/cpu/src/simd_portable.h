@@ -85,10 +85,10 @@ INLINE vw vw_load(const uint8_t *x) { vw out; memcpy(&out, x, sizeof out); retur
 /* Word by word: (x >> right) & mask; shifts to the left where `right` is negative. */
 INLINE vw vw_take(vw x, int right, int mask) { return (right < 0 ? x << -right : x >> right) & (uint16_t)mask; }
 INLINE vw vw_or(vw a, vw b) { return a | b; }
-/* Every lane of sums, plus its two words of codes (of nine bits at most) times the two at x. */
+/* Every lane of sums, plus its two words of codes (of twelve bits at most) times the two at x. */
 INLINE vi vi_dot(vi sums, vw codes, const int16_t *x) {
     vi both = (vi)codes;
-    return sums + (both & 511) * vi_set(x[0]) + (both >> 16) * vi_set(x[1]);
+    return sums + (both & 4095) * vi_set(x[0]) + (both >> 16) * vi_set(x[1]);
 }
 
 INLINE void prefetch(const uint8_t *x) { (void)x; }

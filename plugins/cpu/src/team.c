@@ -26,6 +26,9 @@
  * time slices. */
 enum { LOOKS = 400 };
 
+/* Runs of items: one for each thread, up to so many. Whoever finds its own empty looks through all. */
+enum { MOST_RUNS = 8 };
+
 enum { CLOSED = 1 << 30 }; /* in `inside`: nobody may enter this run any more */
 
 /* A number that others wait for, and how many of them sleep. */
@@ -45,11 +48,14 @@ struct Team {
     Signal run;   /* counts runs */
     Signal phase; /* counts phases */
     Signal left;  /* counts threads that have left a run */
+    int runs; /* that items are shared out in */
     /* Each on a cache line of its own: threads hammer one while others write the next. */
-    _Alignas(64) atomic_uint_least64_t next; /* the phase, and its first item that nobody has: 32 bits each */
-    _Alignas(64) atomic_int done;            /* items of the phase */
-    _Alignas(64) atomic_int inside;          /* threads in this run, beside the first */
+    _Alignas(64) atomic_int done;   /* items of the phase */
+    _Alignas(64) atomic_int inside; /* threads in this run, beside the first */
     _Alignas(64) atomic_int stop;
+    struct {
+        _Alignas(64) atomic_uint_least64_t next; /* the phase, and its first item that nobody has: 32 bits each */
+    } run_of[MOST_RUNS];
 };
 
 typedef struct {
@@ -59,6 +65,7 @@ typedef struct {
 
 static _Thread_local unsigned phase; /* this thread's, in the run that it is in */
 static _Thread_local int taken;      /* items of it */
+static _Thread_local int own;        /* the run of items to take from first */
 
 static void wait_while(Team *t, Signal *s, unsigned value) {
     for (int look = 0; look < LOOKS; look++) {
@@ -91,15 +98,36 @@ static void change(Team *t, Signal *s) {
 #endif
 }
 
-int team_take(Team *t, int grain, int items) {
-    uint_least64_t next = atomic_load_explicit(&t->next, memory_order_acquire);
+static int run_begin(const Team *t, int run, int items) { return (int)((int64_t)items * run / t->runs); }
+
+int team_first(const Team *t, int items) { return run_begin(t, own, items); }
+
+/* -1: the phase is over; 0: nothing is left of this run. */
+static int take_from(Team *t, int run, int grain, int items, Items *found) {
+    int begin = run_begin(t, run, items), left = run_begin(t, run + 1, items) - begin;
+    uint_least64_t next = atomic_load_explicit(&t->run_of[run].next, memory_order_acquire);
     do {
-        if ((unsigned)(next >> 32) != phase || (int)(uint32_t)next >= items) return items;
-    } while (!atomic_compare_exchange_weak_explicit(&t->next, &next, next + (unsigned)grain, memory_order_acq_rel,
-                                                    memory_order_acquire));
-    int first = (int)(uint32_t)next, left = items - first;
-    taken += grain < left ? grain : left;
-    return first;
+        if ((unsigned)(next >> 32) != phase) return -1;
+        if ((int)(uint32_t)next >= left) return 0;
+    } while (!atomic_compare_exchange_weak_explicit(&t->run_of[run].next, &next, next + (unsigned)grain,
+                                                    memory_order_acq_rel, memory_order_acquire));
+    int first = (int)(uint32_t)next, count = grain < left - first ? grain : left - first;
+    *found = (Items){begin + first, begin + first + count};
+    taken += count;
+    return 1;
+}
+
+int team_take(Team *t, int grain, int items, Items *found) {
+    for (int i = 0; i < t->runs; i++) {
+        int got = take_from(t, (own + i) % t->runs, grain, items, found);
+        if (got) return got > 0;
+    }
+    return 0;
+}
+
+/* Every item is free. Whoever comes late sees that another phase has begun, in whichever run it looks. */
+static void offer(Team *t, unsigned of) {
+    for (int i = 0; i < t->runs; i++) atomic_store(&t->run_of[i].next, (uint_least64_t)of << 32);
 }
 
 void team_meet(Team *t, int items) {
@@ -109,7 +137,7 @@ void team_meet(Team *t, int items) {
     taken = 0;
     if (mine && atomic_fetch_add(&t->done, mine) + mine == items) {
         atomic_store(&t->done, 0);
-        atomic_store(&t->next, (uint_least64_t)(current + 1) << 32);
+        offer(t, current + 1);
         change(t, &t->phase);
         return;
     }
@@ -138,6 +166,7 @@ static void *member(void *argument) {
         if (!enter(t)) continue;
         phase = t->first;
         taken = 0;
+        own = (int)((int64_t)seat.number * t->runs / t->size);
         t->work(t->context, seat.number);
         atomic_fetch_sub(&t->inside, 1);
         change(t, &t->left);
@@ -148,9 +177,9 @@ void team_run(Team *t, Work work, void *context) {
     t->work = work;
     t->context = context;
     t->first = phase = atomic_load(&t->phase.value);
-    taken = 0;
+    taken = own = 0;
     atomic_store(&t->done, 0);
-    atomic_store(&t->next, (uint_least64_t)phase << 32);
+    offer(t, phase);
     atomic_store(&t->inside, 0);
     change(t, &t->run);
     work(context, 0);
@@ -165,7 +194,8 @@ void team_run(Team *t, Work work, void *context) {
 Team *team_new(int threads) {
     Team *t = aligned_alloc(64, (sizeof *t + 63) / 64 * 64);
     if (!t) return NULL;
-    *t = (Team){.size = threads, .started = 1, .thread = calloc((size_t)threads, sizeof *t->thread), .inside = CLOSED};
+    *t = (Team){.size = threads, .started = 1, .thread = calloc((size_t)threads, sizeof *t->thread), .inside = CLOSED,
+                .runs = threads < MOST_RUNS ? threads : MOST_RUNS};
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->changed, NULL);
     for (; t->thread && t->started < threads; t->started++) {
