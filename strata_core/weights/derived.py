@@ -74,6 +74,17 @@ def joined(name: str, parts: Sequence[StoredTensor]) -> StoredTensor:
     return StoredTensor(name, (edges[-1], *parts[0].shape[1:]), parts[0].type, read)
 
 
+def abreast(name: str, parts: Sequence[StoredTensor]) -> StoredTensor:
+    """Matrices of one unquantised type and height side by side, as one of all their columns."""
+    arrays = [bits(part) for part in parts]
+
+    def read(start: int, stop: int) -> Bytes:
+        return np.concatenate([array[start:stop] for array in arrays], axis=1).reshape(-1).view(np.uint8)
+
+    shape = (parts[0].shape[0], sum(part.shape[1] for part in parts))
+    return StoredTensor(name, shape, parts[0].type, read)
+
+
 def stacked(name: str, parts: Sequence[StoredTensor]) -> StoredTensor:
     """Tensors of one type and shape as one with a further outermost dimension, such as the experts of a layer."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from strata_core.weights.derived import bits, rearranged
 from strata_core.weights.hf.config import Config
 from strata_core.weights.hf.keys import common, feed_forward, refuse, rope_parameters
-from strata_core.weights.hf.mapping import LAYER, ModelMapping, Scope, stack_experts
+from strata_core.weights.hf.mapping import LAYER, ModelMapping, Scope, count_further, stack_experts
 from strata_core.weights.hf.qwen import EXPERTS
 from strata_core.weights.tensor import StoredTensor
 
@@ -23,6 +23,12 @@ _LAYER = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "eh_proj": "nextn.eh_proj",
+    "embed_tokens": "nextn.embed_tokens",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
 }
 #: ``expert_gating_func``: weights of experts by sigmoid.
 _SIGMOID = 2
@@ -63,11 +69,7 @@ def _metadata(config: Config) -> dict[str, object]:
 
 def _change(scope: Scope) -> Iterable[StoredTensor]:
     config = scope.config
-    if scope.layer is not None and scope.layer >= config.require("num_hidden_layers", int):
-        # The layer for drafts; converters leave it out as well.
-        for name in scope.names():
-            scope.take(name)
-        return
+    count_further(scope)
     yield from stack_experts(scope, EXPERTS)
     both = scope.optional("self_attn.kv_b_proj.weight", 2)
     if both is None:

@@ -151,6 +151,7 @@ def _tensors(
         if ignored.fullmatch(name):
             continue
         short = next((name[len(prefix) :] for prefix in _PREFIXES if name.startswith(prefix)), name)
+        short = mapping.place(config, short)
         match = _LAYER.fullmatch(short)
         if match:
             scopes.setdefault(int(match["number"]), {})[match["name"]] = tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from strata_core.errors import ModelFileError, UnsupportedModel
 from strata_core.weights.derived import Bits, bits, computed, joined, rearranged, renamed
 from strata_core.weights.hf.config import Config
 from strata_core.weights.hf.keys import common, feed_forward, layer_types, refuse, rope_parameters
-from strata_core.weights.hf.mapping import OUTER, ModelMapping, Scope, one_added
+from strata_core.weights.hf.mapping import OUTER, ModelMapping, Scope, count_further, one_added
 from strata_core.weights.hf.qwen import MOE, expert_stacks, experts, only_experts
 from strata_core.weights.tensor import StoredTensor
 
@@ -27,8 +28,16 @@ LAYER = {
     "linear_attn.dt_bias": "ssm_dt.bias",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
+    "mtp.fc": "nextn.eh_proj",
+    "mtp.pre_fc_norm_embedding": "nextn.enorm",
+    "mtp.pre_fc_norm_hidden": "nextn.hnorm",
+    "mtp.norm": "nextn.shared_head_norm",
 }
-IGNORED = r"(model\.)?(visual\..*|mtp\..*)"
+IGNORED = r"(model\.)?visual\..*"
+#: Norms that are stored as their difference from one, though their names do not end like those of others.
+_MORE_NORMS = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+#: Tensors of layers that predict further tokens; those without a number belong to the first.
+_FURTHER = re.compile(r"mtp\.(layers\.(?P<number>\d+)\.)?(?P<name>.+)")
 #: Shares of a rotated head's pairs for time, height and width, where the file has none; text has all three equal.
 _SECTIONS = (11, 11, 10)
 
@@ -100,11 +109,22 @@ def mixture(config: Config) -> dict[str, object]:
 
 def norms(scope: Scope, names: Mapping[str, str]) -> Iterable[StoredTensor]:
     """All norms but the gated one, whose weight is stored as it is used."""
-    return one_added(scope, names, but=("linear_attn.norm",))
+    yield from one_added(scope, names, but=("linear_attn.norm",))
+    yield from one_added(scope, {name: names[name] for name in _MORE_NORMS if name in names}, always=True)
+
+
+def place(config: Config, name: str) -> str:
+    """Layers that predict further tokens are behind the others; names that only they have keep their ``mtp.``."""
+    match = _FURTHER.fullmatch(name)
+    if match is None:
+        return name
+    number = config.require("num_hidden_layers", int) + int(match["number"] or 0)
+    return f"layers.{number}.{match['name'] if match['number'] else name}"
 
 
 def _next_layer(scope: Scope) -> Iterable[StoredTensor]:
     """Here the rows of a key head's q, k, v and z are together; they are sorted by kind."""
+    count_further(scope)
     joint = scope.optional("linear_attn.in_proj_qkvz.weight", 2)
     if joint is not None:
         d = Delta(scope.config)
@@ -187,6 +207,7 @@ _VALUE_ROWS = (
 
 
 def _tiled(scope: Scope) -> Iterable[StoredTensor]:
+    count_further(scope)
     yield from tiled_layer(scope)
     yield from expert_stacks(scope)
     yield from norms(scope, LAYER)
@@ -198,13 +219,15 @@ def _outer(scope: Scope) -> Iterable[StoredTensor]:
 
 MAPPINGS = (
     ModelMapping(
-        ("qwen3_next",), "qwen3next", _next, LAYER, change=_next_layer, change_outer=_outer, ignored=IGNORED
+        ("qwen3_next",), "qwen3next", _next, LAYER, change=_next_layer, change_outer=_outer, ignored=IGNORED,
+        place=place,
     ),
     ModelMapping(
-        ("qwen3_5", "qwen3_5_text"), "qwen35", _dense, LAYER, change=_tiled, change_outer=_outer, ignored=IGNORED
+        ("qwen3_5", "qwen3_5_text"), "qwen35", _dense, LAYER, change=_tiled, change_outer=_outer, ignored=IGNORED,
+        place=place,
     ),
     ModelMapping(
         ("qwen3_5_moe", "qwen3_5_moe_text"), "qwen35moe", mixture, LAYER, change=_tiled, change_outer=_outer,
-        ignored=IGNORED,
+        ignored=IGNORED, place=place,
     ),
 )  # fmt: skip

@@ -92,6 +92,11 @@ def unchanged(scope: Scope) -> Iterable[StoredTensor]:
     return ()
 
 
+def as_it_is(config: Config, name: str) -> str:
+    """Names say themselves where tensors belong."""
+    return name
+
+
 @attrs.frozen
 class ModelMapping:
     """How models of some types are read.
@@ -104,6 +109,8 @@ class ModelMapping:
     :ivar change: what is done beside renaming, in a layer.
     :ivar change_outer: the same outside the layers.
     :ivar ignored: matches names of tensors that are no part of the text model.
+    :ivar place: where a tensor of this name (without what composite models put before it) belongs: its name as of a
+        layer, ``layers.N.REST``, or as it is.
     :ivar quantisation: the ``quant_method`` whose tensors ``change`` reads.
     """
 
@@ -115,6 +122,7 @@ class ModelMapping:
     change: Change = unchanged
     change_outer: Change = unchanged
     ignored: str = r"(?!)"
+    place: Callable[[Config, str], str] = as_it_is
     quantisation: str | None = None
 
 
@@ -129,6 +137,14 @@ def one_added(
         if (always or there.endswith("norm")) and there not in but and f"{there}.weight" in scope:
             tensor = scope.take(f"{there}.weight")
             yield computed(f"{scope.prefix}{here}.weight", tensor, lambda weight: weight + 1)
+
+
+def count_further(scope: Scope) -> None:
+    """Count a layer that is behind those of the configuration, as one that predicts further tokens. GGUF files count
+    such layers among the others."""
+    layers = scope.config.require("num_hidden_layers", int)
+    if scope.layer is not None and scope.layer >= layers:
+        scope.keys |= {"block_count": scope.layer + 1, "nextn_predict_layers": scope.layer + 1 - layers}
 
 
 def stack_experts(scope: Scope, parts: Mapping[str, str], block: str = "mlp") -> Iterable[StoredTensor]:

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from strata_core.errors import ModelFileError, UnsupportedModel
-from strata_core.weights.derived import bits, joined, rearranged
+from strata_core.weights.derived import abreast, bits, joined, rearranged
 from strata_core.weights.hf import hybrid
 from strata_core.weights.hf.config import Config
 from strata_core.weights.hf.keys import layer_types
-from strata_core.weights.hf.mapping import OUTER, ModelMapping, Scope, one_added
+from strata_core.weights.hf.mapping import OUTER, ModelMapping, Scope, count_further, one_added
 from strata_core.weights.hf.qwen import expert_stacks
 from strata_core.weights.tensor import StoredTensor
 
@@ -30,6 +30,7 @@ _LAYER = {
     "ple.norm_key": "ple_norm_key",
     "ple.norm_query": "ple_norm_query",
     "ple.norm_conv": "ple_norm_conv",
+    **{f"mtp.hyper_connection_mixer.{there}": f"nextn.hc_head_{here}" for there, here in _CONNECTION.items()},
 }
 _OUTER = {**OUTER, **{f"hyper_connection_mixer.{there}": f"output_hc_{here}" for there, here in _CONNECTION.items()}}
 #: Norms that are stored as their difference from one, though their names do not end like those of others.
@@ -96,6 +97,8 @@ def _end(config: Config) -> int:
 
 
 def _change(scope: Scope) -> Iterable[StoredTensor]:
+    count_further(scope)
+    yield from _entrance(scope)
     yield from hybrid.tiled_layer(scope)
     yield from expert_stacks(scope)
     yield from hybrid.norms(scope, _LAYER)
@@ -109,6 +112,16 @@ def _change(scope: Scope) -> Iterable[StoredTensor]:
         yield rearranged(f"{scope.prefix}indexer.k_proj.weight", array[queries:], joint.type)
     yield from hybrid.squeezed(scope, "ple.conv1d", "ple_conv1d")
     yield from _table(scope)
+
+
+def _entrance(scope: Scope) -> Iterable[StoredTensor]:
+    """The matrices of a token's embedding and of the hidden row, whose results are added, are one of both here."""
+    if "mtp.fc_embedding.weight" not in scope:
+        return
+    parts = [scope.take(f"mtp.fc_{name}.weight") for name in ("embedding", "hidden")]
+    if len(parts[0].shape) != 2 or (parts[0].shape, parts[0].type) != (parts[1].shape, parts[1].type):
+        raise scope.wrong(parts[1], f"differs from that of fc_embedding, {parts[0].shape}")
+    yield abreast(f"{scope.prefix}nextn.eh_proj.weight", parts)
 
 
 def _table(scope: Scope) -> Iterable[StoredTensor]:
@@ -145,5 +158,6 @@ def _outer(scope: Scope) -> Iterable[StoredTensor]:
 
 
 MAPPING = ModelMapping(
-    ("qwen4_exp", "qwen4_exp_text"), "qwen4exp", _metadata, _LAYER, _OUTER, _change, _outer, hybrid.IGNORED
-)
+    ("qwen4_exp", "qwen4_exp_text"), "qwen4exp", _metadata, _LAYER, _OUTER, _change, _outer, hybrid.IGNORED,
+    hybrid.place,
+)  # fmt: skip
