@@ -300,6 +300,11 @@ class EngineCore:
         """Prompt tokens this request has computed so far."""
         return max(0, min(slot.computed, len(task.prompt)) - task.cached)
 
+    @property
+    def ended(self) -> bool:
+        """Whether requests have ended whose last event is still to be handed out."""
+        return bool(self._last)
+
     def deliver(self) -> None:
         """Hand out the last events of requests that ended. Called when everything that others can see of the engine
         is up to date, so that who has seen the end of a request also sees it counted."""

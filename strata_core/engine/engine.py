@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -37,6 +38,8 @@ T = TypeVar("T")
 RECORDS = 1024
 #: How often levels with background work are asked whether it is done, while there is nothing else to do.
 POLL_S = 0.05
+#: How old what is reported of running requests may become: making it takes a noticeable part of a short step.
+PUBLISH_S = 0.05
 
 
 @attrs.frozen(eq=False)
@@ -98,6 +101,7 @@ class Engine:
         self._closing = False
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
         self._stats = snapshot(self._core, parts.weights_bytes)
+        self._published = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="strata-engine", daemon=True)
         self._thread.start()
 
@@ -182,13 +186,14 @@ class Engine:
     # -- reports ------------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Counters and gauges as of the last step; never waits for one."""
+        """Counters and gauges of at most :data:`PUBLISH_S` and a step ago, and of the end of every request that has
+        ended; never waits for a step."""
         with self._wake:
             waiting = len(self._inbox)
         return attrs.evolve(self._stats, queued=self._stats.queued + waiting)
 
     def slots(self) -> tuple[SlotInfo, ...]:
-        """The slots as of the last step."""
+        """The slots, of the same moment as :meth:`stats`."""
         return self._stats.slots
 
     def levels(self) -> tuple[LevelInfo, ...]:
@@ -323,12 +328,14 @@ class Engine:
             if closing:
                 break
             busy = self._step()
-            self._publish()
+            if calls or not busy or self._core.ended or time.monotonic() - self._published > PUBLISH_S:
+                self._publish()
         self._core.abort_all(Overloaded("the engine was closed"))
         self._core.close()
         self._publish()
 
     def _publish(self) -> None:
+        self._published = time.monotonic()
         self._stats = snapshot(self._core, self._parts.weights_bytes)
         self._core.deliver()
 

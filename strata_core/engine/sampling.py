@@ -33,6 +33,8 @@ class Sampler:
         self._generated: Counter[int] = Counter()
         self._bias_ids = np.fromiter(sampling.logit_bias.keys(), np.int64, len(sampling.logit_bias))
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float64, len(sampling.logit_bias))
+        penalties = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
+        self._plain = sampling.temperature == 0 and not (penalties or sampling.logit_bias)
 
     def next(self, logits: np.ndarray, banned: frozenset[int] = frozenset()) -> int:
         """The next token.
@@ -40,7 +42,9 @@ class Sampler:
         :param logits: float32 ``(vocab,)``; not changed.
         :param banned: ids that must not come (end tokens under ``ignore_eos``).
         """
-        token = self._choose(self._adjusted(logits, banned))
+        token = int(np.argmax(logits)) if self._plain else -1  # no copy of all scores where it makes no difference
+        if token < 0 or token in banned:
+            token = self._choose(self._adjusted(logits, banned))
         self._generated[token] += 1
         if self._sampling.repetition_penalty != 1:
             self._seen.append(token)

@@ -1,4 +1,4 @@
-"""What the engine reports of itself: immutable snapshots, published after every step."""
+"""What the engine reports of itself: immutable snapshots, published between steps."""
 
 from __future__ import annotations
 
