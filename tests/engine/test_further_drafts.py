@@ -8,19 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_driver import Driver, ended, ids, join
+from engine_driver import GREEDY, Driver, ended, ids, join
 from foreseeing import MODELS, foreseeing
 
 from strata_core.compute.base import Batch, Span
 from strata_core.compute.reference import NumpyBackend
 from strata_core.engine.drafts import Drafter
-from strata_core.engine.requests import Sampling
+from strata_core.engine.engine import Engine
+from strata_core.engine.requests import Request, Sampling
 from strata_core.engine.step import Rows
 from strata_core.errors import BackendError, OutOfMemory
 from strata_core.models.base import ModelOptions
 from strata_core.models.load import load_model
 from strata_core.plugins import Plugins
 from strata_core.pool.table import PageTable
+from strata_core.settings import resolve
 from strata_core.testing.runner import ModelRunner
 from strata_core.testing.runner import Rows as Part
 from strata_core.weights import open_model
@@ -315,3 +317,26 @@ def test_the_layer_is_loaded_only_when_it_is_asked_for_and_then_part_of_the_iden
     assert plain.parts.weights_bytes < guessing.parts.weights_bytes
     assert plain.parts.facts["page_bytes"] < guessing.parts.facts["page_bytes"]
     assert plain.parts.facts["identity"] != guessing.parts.facts["identity"]
+
+
+def test_a_conversation_goes_on_after_a_restart(models: dict[str, Path], driver: Make, tmp_path: Path) -> None:
+    plugins = Plugins.load(environ={}, requested=["strata_tiers"])
+    values = dict(
+        model=str(models["hybrid"]), backend="numpy", kv="f32", page_tokens=PAGE, parallel=1, large_pages="off",
+        conversation_cache_mib=16, conversation_cache_min_free_mib=0, conversation_cache_park_min_free_mib=0,
+        conversation_cache_cold_dir=str(tmp_path / "cold"), conversation_cache_cold_mib=64, restore_when="always",
+    )  # fmt: skip
+    prompt, plain = ids(3, count=50), driver(model=str(models["hybrid"]), conversation_cache=False)
+    reused = []
+    for mtp in (2, 2, 0):
+        settings = resolve(plugins.settings(), command_line=values | dict(mtp=mtp), environ={}, config=None)
+        with Engine.open(settings, plugins) as engine:
+            request = Request(prompt=prompt, sampling=GREEDY, max_tokens=20, ignore_eos=True)
+            reply = engine.submit(request).result()
+            engine.drain(timeout=60)
+        assert reply.tokens == plain.ask(prompt, max_tokens=20).tokens
+        assert reply.record.accepted_tokens > 0 or not mtp
+        reused.append(reply.record.reused.get("cold", 0))
+        prompt = join(prompt, reply.tokens, ids(5, len(prompt), count=9))
+    # The engine without the layer has pages of another kind, and reads the conversation anew.
+    assert reused[1] >= 50 and (reused[0], reused[2]) == (0, 0)

@@ -7,7 +7,7 @@ import pytest
 from hf_build import numbers
 
 from strata_core.testing.backend_kit import stored
-from strata_core.weights.derived import bits, computed, joined, rearranged, renamed, stacked
+from strata_core.weights.derived import abreast, bits, computed, joined, rearranged, renamed, stacked
 from strata_core.weights.tensor import StoredTensor
 
 
@@ -53,6 +53,7 @@ def test_joined_stacked_and_computed_tensors_have_the_numbers_of_their_parts() -
     all_ways(joined("x", [stored(a), stored(b), stored(a)]), np.concatenate([a, b, a]))
     all_ways(stacked("x", [stored(a), stored(2 * a)]), np.stack([a, 2 * a]))
     all_ways(computed("x", stored(a), lambda values: values + 1), a + 1)
+    all_ways(abreast("x", [stored(a), stored(numbers(3, 4))]), np.concatenate([a, numbers(3, 4)], axis=1))
     all_ways(joined("x", [rearranged("x", bits(stored(a))[::2], "F32"), stored(b)]), np.concatenate([a[::2], b]))
 
 
