@@ -16,6 +16,7 @@ from __future__ import annotations
 from strata_core.testing.backend_attention import AttentionTests
 from strata_core.testing.backend_elementwise import ElementwiseTests
 from strata_core.testing.backend_families import FamilyTests
+from strata_core.testing.backend_further import FurtherTests
 from strata_core.testing.backend_hybrids import HybridTests
 from strata_core.testing.backend_indexed import IndexedTests
 from strata_core.testing.backend_mixture import MixtureTests
@@ -36,5 +37,6 @@ class BackendTests(
     ModelTests,
     FamilyTests,
     HybridTests,
+    FurtherTests,
 ):
     """All of a backend's conformance tests. Override :meth:`make_backend`, and the tolerances where needed."""
