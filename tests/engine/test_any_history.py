@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_driver import Driver, ids, join
+from foreseeing import foreseeing
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -119,14 +120,19 @@ class Histories(RuleBasedStateMachine):
         self.cold.close()
 
 
-@pytest.mark.parametrize("kind", ["dense", "hybrid"])
-def test_any_history(driver: Any, backend: str, kind: str, tiny_hybrid_model: Path) -> None:
+@pytest.mark.parametrize("kind", ["dense", "hybrid", "guessed"])
+def test_any_history(driver: Any, backend: str, kind: str, tiny_hybrid_model: Path, tmp_path: Path) -> None:
+    model = foreseeing("hybrid", tmp_path) if kind == "guessed" else tiny_hybrid_model
+
     def make(**overrides: Any) -> Driver:
-        own = dict(model=str(tiny_hybrid_model), prompt_cache_every=24) if kind == "hybrid" else {}
+        own: dict[str, Any] = {} if kind == "dense" else dict(model=str(model), prompt_cache_every=24)
+        if kind == "guessed" and overrides.get("conversation_cache", True):
+            own |= dict(mtp=2, lookup=2)
         return driver.undriven(**(own | overrides))  # type: ignore[no-any-return]
 
     machine = type("Machine", (Histories,), {"make": staticmethod(make)})
     examples = {("numpy", "dense"): 15, ("numpy", "hybrid"): 5, ("shadow", "dense"): 6, ("shadow", "hybrid"): 2}
+    examples |= {("numpy", "guessed"): 3, ("shadow", "guessed"): 1}
     run_state_machine_as_test(
         machine,
         settings=settings(
