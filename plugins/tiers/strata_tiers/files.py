@@ -14,9 +14,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import attrs
+from typing import Any, NamedTuple
 
 #: Anything with the buffer protocol.
 Buffer = Any
@@ -29,8 +27,7 @@ _NO_WAIT = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
 _IOV_MAX = 512  # of the systems Strata runs on, the least is 1024
 
 
-@attrs.frozen
-class Found:
+class Found(NamedTuple):
     """One name in a folder; ``size`` is what it takes on the disk, or its length where that is more."""
 
     name: str

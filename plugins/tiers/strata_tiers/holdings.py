@@ -29,6 +29,7 @@ class Part:
 
     :ivar users: ids of the entries that name it; :ivar stayers: how many of them are not leaving.
     :ivar settled: it is complete under its final name. :ivar temporary: where it is complete before.
+    :ivar charge: of its file.
     """
 
     piece: Piece
@@ -36,10 +37,10 @@ class Part:
     stayers: int = 0
     settled: bool = False
     temporary: Path | None = None
+    charge: int = attrs.field(init=False)
 
-    @property
-    def charge(self) -> int:
-        return charge(self.piece.size)
+    def __attrs_post_init__(self) -> None:
+        self.charge = charge(self.piece.size)
 
 
 @attrs.define(eq=False)

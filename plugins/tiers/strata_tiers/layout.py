@@ -42,7 +42,7 @@ def rounded(nbytes: int) -> int:
 
 def charge(nbytes: int) -> int:
     """What a file of so many bytes counts against a level's budget."""
-    return rounded(nbytes) + NAME_BYTES
+    return -(-nbytes // GRAIN) * GRAIN + NAME_BYTES
 
 
 def checksum(*parts: bytes | memoryview) -> bytes:

@@ -25,6 +25,7 @@ _MEMBERS: dict[str, type] = {
     "id": str, "conversation": str, "tenant": str, "parts": dict, "created": float, "used": float, "reason": str,
     "pinned": bool, "root": bool, "turns": list, "segments": list,
 }  # fmt: skip
+_TYPES = tuple(_MEMBERS.values())
 #: No float is longer than this when written with repr, nor a boolean.
 _LONGEST_FLOAT, _LONGEST_BOOL = 24, 5
 
@@ -122,14 +123,14 @@ def _json(entry: Entry, parts: Mapping[str, str], pieces: Sequence[Piece]) -> by
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        about = json.loads(text)
+        about = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise BadFile(f"the manifest's JSON cannot be read: {error}") from None
     if not isinstance(about, dict):
         raise BadFile("the manifest's JSON is no object")
-    for name, kind in _MEMBERS.items():
-        if type(about.get(name)) is not kind:
-            raise BadFile(f"the manifest's {name!r} is {about.get(name)!r}, not of type {kind.__name__}")
+    if tuple(map(type, map(about.get, _MEMBERS))) != _TYPES:
+        name, kind = next((n, kind) for n, kind in _MEMBERS.items() if type(about.get(n)) is not kind)
+        raise BadFile(f"the manifest's {name!r} is {about.get(name)!r}, not of type {kind.__name__}")
     return about
 
 
