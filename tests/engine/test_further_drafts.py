@@ -42,8 +42,7 @@ def backend() -> str:
     return "numpy"
 
 
-@pytest.fixture(params=[("latent", "shadow"), ("hybrid", "numpy"), ("hybrid", "shadow"), ("sparse", "numpy")],
-                ids="-".join)  # fmt: skip
+@pytest.fixture(params=[("latent", "numpy"), ("hybrid", "shadow"), ("sparse", "numpy")], ids="-".join)
 def engines(request: pytest.FixtureRequest, models: dict[str, Path], driver: Make) -> Make:
     kind, backend = request.param
     return lambda **fields: driver(**(dict(model=str(models[kind]), backend=backend) | fields))
