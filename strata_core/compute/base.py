@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from strata_core.compute import ranking
 from strata_core.compute.batch import NO_STATE, Batch, Span
 from strata_core.compute.pages import Event, PageStore
 from strata_core.compute.specs import (
@@ -306,6 +307,14 @@ class Backend(ABC):
     @abstractmethod
     def gated(self, gate: Array, up: Array, activation: str) -> Array:
         """``activation(gate) * up``; activations: ``silu``, ``gelu_tanh``. May reuse the memory of ``gate``."""
+
+    def top(self, scores: np.ndarray, k: int) -> np.ndarray:
+        """Ids (int64, on the host) of the ``k`` highest of a host array's scores, best first, the lower id first among
+        equals.
+
+        :param scores: float32 ``(n,)`` without NaN; may be -inf. :param k: 1 to ``n``.
+        """
+        return ranking.top(scores, k)
 
     # -- wider forms, composed here -----------------------------------------------------------------------------
 

@@ -151,7 +151,9 @@ def _assemble(
         archive=next((store for store in stores if isinstance(store, Archive)), None),
     )
     mtp = settings.mtp if model.further is not None else 0
-    core_options = CoreOptions(settings.parallel, plan.max_context, settings.batch_agenda, settings.lookup, mtp)
+    core_options = CoreOptions(
+        settings.parallel, plan.max_context, settings.batch_agenda, settings.lookup, mtp, backend.top
+    )
     facts: dict[str, object] = {
         "backend": backend.name,
         "kv": kv_type,

@@ -23,6 +23,7 @@ from strata_core.testing.backend_mixture import MixtureTests
 from strata_core.testing.backend_models import ModelTests
 from strata_core.testing.backend_operations import OperationTests
 from strata_core.testing.backend_pages import PageTests
+from strata_core.testing.backend_ranking import RankingTests
 from strata_core.testing.backend_recurrent import RecurrentTests
 
 
@@ -33,6 +34,7 @@ class BackendTests(
     AttentionTests,
     IndexedTests,
     RecurrentTests,
+    RankingTests,
     PageTests,
     ModelTests,
     FamilyTests,

@@ -79,6 +79,9 @@ class WrappedBackend(Backend):
     def close(self) -> None:
         self.inner.close()
 
+    def top(self, scores: np.ndarray, k: int) -> np.ndarray:
+        return self.inner.top(scores, k)
+
     def begin(self, batch: Batch, stores: Sequence[PageStore]) -> Any:
         return self.inner.begin(batch, stores)
 
