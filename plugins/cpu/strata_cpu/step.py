@@ -31,20 +31,20 @@ class Step:
         self.pages = attention.StepPages(batch, self.stores)
         self.outputs = np.ascontiguousarray(batch.outputs, np.int32)
         self._tables = [_span_tables(attended, span) for span in batch.spans]
-        self._addresses = np.array(
-            [[table.ctypes.data for table in tables] for tables in self._tables], np.uint64
-        ).reshape(len(batch.spans), len(attended))
-        base, pitch = self._addresses.ctypes.data, 8 * len(attended)
+        self._addresses = (ctypes.c_void_p * (len(batch.spans) * len(attended)))(
+            *(table.ctypes.data for tables in self._tables for table in tables)
+        )
+        base, pitch = ctypes.addressof(self._addresses), 8 * len(attended)
         spans = [native.Span(span.start, span.rows, base + i * pitch) for i, span in enumerate(batch.spans)]
         structs = [ctypes.pointer(store.struct) for store in attended]
         self.struct = native.Step(
-            rows=batch.rows,
-            spans=len(spans),
-            outputs=len(self.outputs),
-            span=(native.Span * len(spans))(*spans),
-            position=self.positions.ctypes.data,
-            output=self.outputs.ctypes.data,
-            store=(ctypes.POINTER(native.Store) * len(structs))(*structs),
+            batch.rows,
+            len(spans),
+            len(self.outputs),
+            (native.Span * len(spans))(*spans),
+            self.positions.ctypes.data,
+            self.outputs.ctypes.data,
+            (ctypes.POINTER(native.Store) * len(structs))(*structs),
         )
 
 
