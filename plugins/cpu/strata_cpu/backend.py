@@ -34,10 +34,10 @@ Floats: TypeAlias = NDArray[np.float32]
 class CpuBackend(HostBackend):
     """Native kernels on the CPU's vector instructions; arrays are ``numpy.ndarray`` of float32.
 
-    Products with quantised weights are taken with activations rounded to 16-bit integers in blocks of 32;
-    everything else is float32. A row's result depends on its own sequence only: not on the number of threads, nor on the rows computed
-    with it, nor on how its prompt was cut into chunks. So it has the same bits whenever it is computed on the same
-    kind of machine.
+    Products with quantised weights are taken with activations rounded to 16-bit integers in blocks of 32; everything
+    else is float32. A row's result depends on its own sequence only: not on the number of threads, nor on the rows
+    computed with it, nor on how its prompt was cut into chunks. So it has the same bits whenever it is computed on the
+    same kind of machine.
 
     :param threads: how many work, this one included.
     :param isa: the instruction set; one of :func:`strata_cpu.library.instruction_sets`.
