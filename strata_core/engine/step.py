@@ -41,9 +41,14 @@ class Rows:
         self.wanted, self.drafts, self.kind = self.wanted + len(tokens), len(tokens), kind
 
     def drop_drafts(self) -> None:
-        """Take the guesses away again."""
+        """Take the guesses and their pages away again; the next ones are put off, as after wrong ones."""
         known = len(self.tokens) - self.drafts
         self.tokens, self.wanted, self.drafts = self.tokens[:known], self.wanted - self.drafts, 0
+        live, task = self.slot.live, self.slot.task
+        assert live is not None
+        assert task is not None
+        live.table.truncate(len(live.tokens) + known)
+        task.drafters[self.kind].learn(0, 0)
 
 
 class Stepper:
@@ -63,9 +68,10 @@ class Stepper:
         set ``logits``.
 
         A part that fails gets ``error`` instead and its slot's tokens stay as they were. When the whole step fails,
-        every part is tried alone, so that a request which cannot be computed does not take others with it.
+        every part is tried alone, and then without its drafts, so that neither a request which cannot be computed nor
+        a guess takes others with it.
         """
-        ready = [part for part in parts if self._prepare(part)]
+        ready = [part for part in parts if self._prepare(part, parts)]
         if not ready:
             return
         error = self._forward(ready)
@@ -73,8 +79,11 @@ class Stepper:
             return
         for part in ready:
             part.error = self._forward([part]) if len(ready) > 1 else error
+            if part.error is not None and part.drafts:
+                part.drop_drafts()
+                part.error = self._forward([part])
 
-    def _prepare(self, part: Rows) -> bool:
+    def _prepare(self, part: Rows, parts: Sequence[Rows]) -> bool:
         live = part.slot.live
         assert live is not None
         while True:
@@ -84,8 +93,10 @@ class Stepper:
                     live.states.begin()
                 return True
             except OutOfMemory as error:
-                if part.drafts:  # guesses take no room from anything else
-                    part.drop_drafts()
+                # Guesses take no room from anything else, this part's own first.
+                guessing = next((one for one in (part, *parts) if one.drafts), None)
+                if guessing is not None:
+                    guessing.drop_drafts()
                 elif not self._shed():
                     part.error = error
                     return False

@@ -255,6 +255,45 @@ def test_without_pages_for_guesses_there_are_none(one: Make, fields: Any, monkey
     assert engine.core.counters.steps == 20
 
 
+@pytest.mark.parametrize("fields", [dict(mtp=8), dict(lookup=8)])
+def test_guesses_give_their_pages_to_who_needs_them(one: Make, fields: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = one(**fields)
+    monkeypatch.setattr(Drafter, "propose", lambda self, text, room: text[: self.most])
+    engine.ask(ids(9, count=20))
+    engine.core.park_all("switch")
+    first = engine.submit(ids(1, count=30), max_tokens=40)
+    second = engine.submit(ids(2, count=4 * PAGE), max_tokens=2)
+    engine.step()
+    [pool] = engine.core.keeper.pools
+    pool.max_pages = engine.pages + 1  # which the second needs, and guesses of the first would take
+    while not ended(second):
+        engine.step()
+    first.cancel()
+    engine.run()
+    assert engine.records[1].status == "length"
+    assert engine.ram.usage().entries == 1, "what is parked does not make room for guesses"
+
+
+@pytest.mark.parametrize("fields", [dict(mtp=2), dict(lookup=2)])
+def test_a_step_that_fails_with_guesses_is_repeated_without(
+    one: Make, fields: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, plain = one(**fields), one()
+    monkeypatch.setattr(Drafter, "propose", lambda self, text, room: text[: 2 if room > 1 and self.due() else 0])
+    compute = engine.core._stepper._compute
+
+    def failing(batch: Batch, parts: Any) -> Any:
+        if any(part.drafts for part in parts):
+            raise BackendError("told to fail")
+        return compute(batch, parts)
+
+    monkeypatch.setattr(engine.core._stepper, "_compute", failing)
+    assert run(engine, range(2), 24) == run(plain, range(2), 24)
+    assert 2 <= engine.core.counters.step_failures <= 40
+    assert not engine.core.counters.drafted_tokens
+    assert {record.status for record in engine.records} == {"length"}
+
+
 def test_a_cancelled_reply_leaves_a_slot_that_works(engines: Make) -> None:
     engine = engines(mtp=3, parallel=1)
     handle = engine.submit(ids(1, count=40), max_tokens=50)
