@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from strata_core.compute import ranking
 from strata_core.compute.batch import NO_STATE, Batch, Span
 from strata_core.compute.pages import Event, PageStore
+from strata_core.compute.scoring import Scoring
 from strata_core.compute.specs import (
     Array,
     AttentionSpec,
@@ -56,8 +56,9 @@ __all__ = [
 ]
 
 
-class Backend(ABC):
-    """Arithmetic and memory of one device. See the module's docstring for the rules.
+class Backend(Scoring, ABC):
+    """Arithmetic and memory of one device. See the module's docstring for the rules, and :class:`Scoring` for what a
+    backend does with logits on the host.
 
     :cvar name: what ``--backend`` calls it.
     :cvar host_memory: pages are in memory the host reads directly, so that parking to RAM copies nothing.
@@ -113,7 +114,7 @@ class Backend(ABC):
         host's, or cannot be asked."""
         return None
 
-    def close(self) -> None:  # noqa: B027 - nothing to free is a valid backend
+    def close(self) -> None:
         """Free everything. The backend is not used afterwards."""
 
     # -- one step -----------------------------------------------------------------------------------------------
@@ -307,14 +308,6 @@ class Backend(ABC):
     @abstractmethod
     def gated(self, gate: Array, up: Array, activation: str) -> Array:
         """``activation(gate) * up``; activations: ``silu``, ``gelu_tanh``. May reuse the memory of ``gate``."""
-
-    def top(self, scores: np.ndarray, k: int) -> np.ndarray:
-        """Ids (int64, on the host) of the ``k`` highest of a host array's scores, best first, the lower id first among
-        equals.
-
-        :param scores: float32 ``(n,)`` without NaN; may be -inf. :param k: 1 to ``n``.
-        """
-        return ranking.top(scores, k)
 
     # -- wider forms, composed here -----------------------------------------------------------------------------
 

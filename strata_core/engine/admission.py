@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from strata_core.compute import ranking
+from strata_core.compute.scoring import Scoring
 from strata_core.conversations.compaction import header_end
 from strata_core.conversations.index import Query
 from strata_core.conversations.keeper import Keeper
@@ -15,7 +15,7 @@ from strata_core.conversations.matching import Candidate, SlotView, choose_slot
 from strata_core.conversations.tokens import common_prefix
 from strata_core.engine.drafts import NO_DRAFTS, Drafter
 from strata_core.engine.requests import RequestHandle, Reread, Started
-from strata_core.engine.sampling import Sampler, Top
+from strata_core.engine.sampling import Sampler
 from strata_core.engine.slots import Slot, Task
 from strata_core.engine.text import ReplyText
 from strata_core.tokens.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ class Admission:
     """Starts requests in slots. Engine thread only.
 
     :param drafts: most tokens of a draft, by its kind.
-    :param top: how samplers find the highest scores.
+    :param scoring: what samplers compute with.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class Admission:
         slots: Sequence[Slot],
         max_context: int,
         drafts: Mapping[str, int] = NO_DRAFTS,
-        top: Top = ranking.top,
+        scoring: Scoring | None = None,
     ):
         self._keeper = keeper
         self._tokenizer = tokenizer
         self._slots = slots
         self._max_context = max_context
         self._drafts = drafts
-        self._top = top
+        self._scoring = Scoring() if scoring is None else scoring
 
     def start(self, handle: RequestHandle, free: Sequence[Slot]) -> None:
         """Give a request one of the free slots, and begin to resume as much as can be resumed.
@@ -58,7 +58,7 @@ class Admission:
             prompt=request.prompt,
             query=query,
             limit=self._limit(request.max_tokens, len(request.prompt)),
-            sampler=Sampler(request.sampling, request.prompt, self._top),
+            sampler=Sampler(request.sampling, request.prompt, self._scoring),
             text=ReplyText(self._tokenizer, request.stop, request.visible),
             slot=slot.id,
             drafters={kind: Drafter(most) for kind, most in self._drafts.items()},

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from strata_core.compute import ranking
+from strata_core.compute.scoring import Scoring
 from strata_core.conversations.keeper import Keeper
 from strata_core.conversations.live import Live
 from strata_core.engine.admission import Admission
@@ -22,7 +22,6 @@ from strata_core.engine.agenda import Reader, share_rows
 from strata_core.engine.drafting import Drafting
 from strata_core.engine.logprobs import token_info
 from strata_core.engine.requests import Delta, Failed, Finished, Progress, RequestHandle, RequestRecord, TokenInfo
-from strata_core.engine.sampling import Top
 from strata_core.engine.slots import Slot, Task
 from strata_core.engine.stats import Counters
 from strata_core.engine.step import Rows, Stepper
@@ -46,7 +45,7 @@ class CoreOptions:
     """:ivar parallel: number of slots; :ivar max_context: most tokens of a sequence.
     :ivar lookup: most tokens guessed ahead per step of a reply from what it says before; 0 guesses none.
     :ivar mtp: the same with the model's own layer, which must be there.
-    :ivar top: how samplers find the highest scores.
+    :ivar scoring: what samplers compute with.
     """
 
     parallel: int
@@ -54,7 +53,7 @@ class CoreOptions:
     agenda: BatchAgenda = attrs.field(factory=BatchAgenda)
     lookup: int = 0
     mtp: int = 0
-    top: Top = ranking.top
+    scoring: Scoring = attrs.field(factory=Scoring)
 
 
 class EngineCore:
@@ -86,7 +85,7 @@ class EngineCore:
         self._stepper = Stepper(model, [pool.store for pool in pools], keeper.reclaim)
         drafts = {"lookup": options.lookup, "mtp": options.mtp}
         self._drafting = Drafting(model.further, [pool.store for pool in keeper.pools], options.max_context)
-        self._admission = Admission(keeper, tokenizer, self.slots, options.max_context, drafts, options.top)
+        self._admission = Admission(keeper, tokenizer, self.slots, options.max_context, drafts, options.scoring)
         self._emit = emit
         self._ended = ended
         self._trace = trace

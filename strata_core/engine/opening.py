@@ -152,7 +152,7 @@ def _assemble(
     )
     mtp = settings.mtp if model.further is not None else 0
     core_options = CoreOptions(
-        settings.parallel, plan.max_context, settings.batch_agenda, settings.lookup, mtp, backend.top
+        settings.parallel, plan.max_context, settings.batch_agenda, settings.lookup, mtp, backend
     )
     facts: dict[str, object] = {
         "backend": backend.name,

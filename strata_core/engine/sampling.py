@@ -12,25 +12,22 @@ rest is the sum of their weights, a piece at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import TypeAlias
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_core.compute import ranking
+from strata_core.compute.scoring import Scoring
 from strata_core.engine.requests import Sampling
 
-#: Ids of the k highest scores, as :meth:`strata_core.compute.base.Backend.top` gives them.
-Top: TypeAlias = Callable[[np.ndarray, int], np.ndarray]
 Floats: TypeAlias = NDArray[np.float64]
 
 #: How many tokens are tried first to reach ``top_p``, and how many times as many if they do not.
 _FIRST, _MORE = 256, 8
 #: Far more than the rounding of a sum of probabilities, far less than a token that anything depends on.
 _ROUNDING = 1e-12
-#: Tokens whose weights are summed at a time: their float64 stay in a core's own cache.
+#: Tokens whose weights are summed at a time.
 _PIECE = 8192
 
 
@@ -72,22 +69,23 @@ class Scores:
             scores /= temperature
         return np.asarray(np.exp(scores, out=scores))
 
-    def sums(self, best: float, temperature: float) -> Floats:
+    def masses(self, scoring: Scoring, best: float, temperature: float) -> Floats:
         """Sums of :meth:`weights` of the tokens, piece by piece."""
-        starts = range(0, len(self.rest), _PIECE)
-        return np.array([self.weights(a, a + _PIECE, best, temperature).sum() for a in starts])
+        sums = scoring.masses(self.rest, _PIECE, best, temperature)
+        np.add.at(sums, self.ids // _PIECE, np.exp((self.values - best) / temperature))
+        return sums
 
 
 class Sampler:
     """The sampling state of one request: its random stream, and the tokens that penalties look back on.
 
     :param prompt: int32 ids; the repetition penalty counts them, presence and frequency penalties do not.
-    :param top: how to find the highest scores.
+    :param scoring: what to compute with, such as the backend.
     """
 
-    def __init__(self, sampling: Sampling, prompt: np.ndarray, top: Top = ranking.top):
+    def __init__(self, sampling: Sampling, prompt: np.ndarray, scoring: Scoring | None = None):
         self._sampling = sampling
-        self._top = top
+        self._scoring = Scoring() if scoring is None else scoring
         self._random = np.random.default_rng(None if sampling.seed is None else sampling.seed % 2**64)
         self._seen = [] if sampling.repetition_penalty == 1 else prompt.tolist()
         self._generated: Counter[int] = Counter()
@@ -153,7 +151,7 @@ class Sampler:
     def _draw_of_all(self, scores: Scores) -> int:
         """A draw from all tokens in the order of their ids: first a piece of them, then one of the piece."""
         best, temperature = scores.best, self._sampling.temperature
-        sums = scores.sums(best, temperature)
+        sums = scores.masses(self._scoring, best, temperature)
         target = self._random.random() * sums.sum()
         piece = _draw(sums, target)
         weights = scores.weights(piece * _PIECE, (piece + 1) * _PIECE, best, temperature)
@@ -162,7 +160,7 @@ class Sampler:
     def _ranked(self, scores: Scores, k: int) -> tuple[np.ndarray, Floats]:
         """Ids and scores of the ``k`` best tokens (all if there are not so many), best first and by id among equals."""
         k = min(k, len(scores.rest))
-        ids = self._top(scores.rest, k)
+        ids = self._scoring.top(scores.rest, k)
         if not len(scores.ids):
             return ids, scores.rest[ids].astype(np.float64)
         ids = ids[~np.isin(ids, scores.ids)]  # where they are -inf only as they are not the model's
@@ -193,7 +191,7 @@ class Sampler:
     def _reaching_top_p(self, scores: Scores) -> tuple[np.ndarray, Floats]:
         """Enough of the best tokens to reach ``top_p``."""
         s, best, k = self._sampling, scores.best, _FIRST
-        total = scores.sums(best, s.temperature).sum()
+        total = scores.masses(self._scoring, best, s.temperature).sum()
         while True:
             ids, values = self._ranked(scores, k)
             probabilities = np.exp((values - best) / s.temperature) / total

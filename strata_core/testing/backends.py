@@ -23,8 +23,8 @@ from strata_core.testing.backend_mixture import MixtureTests
 from strata_core.testing.backend_models import ModelTests
 from strata_core.testing.backend_operations import OperationTests
 from strata_core.testing.backend_pages import PageTests
-from strata_core.testing.backend_ranking import RankingTests
 from strata_core.testing.backend_recurrent import RecurrentTests
+from strata_core.testing.backend_scoring import ScoringTests
 
 
 class BackendTests(
@@ -34,7 +34,7 @@ class BackendTests(
     AttentionTests,
     IndexedTests,
     RecurrentTests,
-    RankingTests,
+    ScoringTests,
     PageTests,
     ModelTests,
     FamilyTests,
