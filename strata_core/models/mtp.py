@@ -51,7 +51,8 @@ class Depth:
         if predict >= counted:
             raise keys.wrong("nextn_predict_layers", f"there are only {counted} layers")
         layers, tensors = counted - predict, keys.source.tensors
-        further = int(wanted and predict > 0 and f"blk.{layers}.nextn.eh_proj.weight" in tensors)
+        first = f"blk.{layers}.nextn."
+        further = int(wanted and predict > 0 and any(name.startswith(first) for name in tensors))
         unused = tuple(f"blk.{number}." for number in range(layers + further, counted))
         for name in tensors:
             if unused and name.startswith(unused):
