@@ -16,7 +16,8 @@ from strata_core.events import Event
 from strata_core.plugins import Plugins
 from strata_core.settings.core import Settings
 from strata_core.testing.tiny import tiny_llama
-from strata_core.testing.tiny_hybrid import tiny_hybrid
+from strata_core.testing.tiny_families import tiny_family
+from strata_core.testing.tiny_hybrid import tiny_hybrid, tiny_sparse
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +31,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny-hybrid.gguf"
     return tiny_hybrid(path, seed=7, layers=3, interval=2, architecture="qwen35")
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tiny_model: Path, tiny_hybrid_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One for each way in which conversations of models differ: in their pages, and in where they can be resumed."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "dense": tiny_model,
+        "window": tiny_family(folder / "window.gguf", architecture="gemma3", seed=7),
+        "hybrid": tiny_hybrid_model,
+        "sparse": tiny_sparse(folder / "sparse.gguf", seed=7),
+    }
 
 
 @pytest.fixture(scope="session")

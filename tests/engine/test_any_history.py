@@ -17,6 +17,15 @@ from strata_core.engine import kept
 from strata_core.engine.requests import RequestHandle
 from strata_core.settings.core import BatchAgenda
 
+#: How many histories each kind of model is tried with.
+EXAMPLES = {
+    "dense": dict(numpy=12, shadow=4),
+    "window": dict(numpy=4, shadow=1),
+    "hybrid": dict(numpy=4, shadow=1),
+    "sparse": dict(numpy=3, shadow=1),
+    "guessed": dict(numpy=3, shadow=1),
+}
+
 
 class Histories(RuleBasedStateMachine):
     """Clients that continue, repeat, edit, branch, cancel, pin and delete, on two slots and little RAM."""
@@ -120,23 +129,21 @@ class Histories(RuleBasedStateMachine):
         self.cold.close()
 
 
-@pytest.mark.parametrize("kind", ["dense", "hybrid", "guessed"])
-def test_any_history(driver: Any, backend: str, kind: str, tiny_hybrid_model: Path, tmp_path: Path) -> None:
-    model = foreseeing("hybrid", tmp_path) if kind == "guessed" else tiny_hybrid_model
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_any_history(driver: Any, backend: str, kind: str, tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    model = foreseeing("hybrid", tmp_path) if kind == "guessed" else tiny_models[kind]
 
     def make(**overrides: Any) -> Driver:
-        own: dict[str, Any] = {} if kind == "dense" else dict(model=str(model), prompt_cache_every=24)
+        own: dict[str, Any] = dict(model=str(model), prompt_cache_every=24)
         if kind == "guessed" and overrides.get("conversation_cache", True):
             own |= dict(mtp=2, lookup=2)
         return driver.undriven(**(own | overrides))  # type: ignore[no-any-return]
 
     machine = type("Machine", (Histories,), {"make": staticmethod(make)})
-    examples = {("numpy", "dense"): 15, ("numpy", "hybrid"): 5, ("shadow", "dense"): 6, ("shadow", "hybrid"): 2}
-    examples |= {("numpy", "guessed"): 3, ("shadow", "guessed"): 1}
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples[backend, kind], stateful_step_count=25, deadline=None, derandomize=True,
+            max_examples=EXAMPLES[kind][backend], stateful_step_count=25, deadline=None, derandomize=True,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip

@@ -124,34 +124,6 @@ def test_no_more_states_are_kept_than_allowed_and_the_root_stays(hybrid: Make) -
     assert engine.states == 3
 
 
-@pytest.mark.parametrize(
-    "mode", [dict(), dict(conversation_cache_slots=1), dict(conversation_cache_park="disk"),
-             dict(conversation_cache_disk_only=True)]
-)  # fmt: skip
-@pytest.mark.parametrize("delay", [0, 10_000])
-def test_conversations_that_take_turns_resume_from_every_level(
-    hybrid: Make, cold: Behaviour, mode: dict[str, Any], delay: int
-) -> None:
-    cold.delay = delay
-    plain = hybrid(parallel=1, conversation_cache=False)
-    engine = hybrid(parallel=1, restore_when="always", **mode)
-    histories = [ids(c, count=60) for c in range(3)]
-    for turn in range(3):
-        for c, history in enumerate(histories):
-            reply = engine.ask(history, max_tokens=3)
-            assert reply.tokens == plain.ask(history, max_tokens=3).tokens
-            if turn:
-                assert reply.record.read_tokens == 11, "ten new tokens and the one that was never fed back"
-                assert reply.record.reread == ()
-            histories[c] = join(history, reply.tokens, ids(c, turn, count=10))
-    assert engine.core.keeper.discards == 0
-    if delay:
-        return  # nothing was ever written
-    ladder = engine.core.keeper.ladder
-    copies = [entry.conversation for level in ladder.below for entry in level.entries() if not entry.root]
-    assert len(copies) == len(set(copies)), "older copies are superseded: the newer ones hold their states"
-
-
 def test_a_cancelled_prompt_keeps_what_was_computed(hybrid: Make, fresh: Any) -> None:
     engine = hybrid(prompt_cache_every=0, batch_agenda=BatchAgenda(chunk=33, budget=40))
     prompt = ids(1, count=200)
