@@ -113,13 +113,14 @@ class ShadowPageStore(PageStore):
     def add_chunk(self, chunk: int) -> None:
         self.inner.add_chunk(chunk)
         self._chunks.add(chunk)
-        for page in self._pages_of(chunk):
-            self._memory(page)[:] = POISON
+        self.inner.rows(chunk)[:] = POISON
 
     def drop_chunk(self, chunk: int) -> None:
-        for page in self._pages_of(chunk):
+        pages = range(chunk * self.chunk_pages, (chunk + 1) * self.chunk_pages)
+        copied = {page for copies in (self._reading, self._writing) for _, held in copies for page in held}
+        for page in sorted(copied.intersection(pages)):
             self.check_write(page, "its chunk was dropped")
-            self._memory(page)[:] = POISON
+        self.inner.rows(chunk)[:] = POISON
         self.inner.drop_chunk(chunk)
         self._chunks.remove(chunk)
 
@@ -176,9 +177,6 @@ class ShadowPageStore(PageStore):
         if memory is None:
             raise BackendError(f"page {page} has no memory")
         return memory
-
-    def _pages_of(self, chunk: int) -> range:
-        return range(chunk * self.chunk_pages, (chunk + 1) * self.chunk_pages)
 
 
 class ShadowBackend(WrappedBackend):

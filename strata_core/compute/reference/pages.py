@@ -113,6 +113,10 @@ class NumpyPageStore(PageStore):
         """View ``(chunk_pages, heads, page_tokens, width)`` of one part of one layer in all pages of a chunk."""
         return self._chunk(chunk).views[layer][part]
 
+    def rows(self, chunk: int) -> NDArray[np.uint8]:
+        """View ``(chunk_pages, layout.nbytes)`` of all pages of a chunk."""
+        return self._chunk(chunk).rows
+
     def _chunk(self, chunk: int) -> _Chunk:
         try:
             return self._chunks[chunk]
