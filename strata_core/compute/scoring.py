@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 
 class Scoring:
@@ -24,18 +23,3 @@ class Scoring:
             candidates = np.arange(len(scores))
         order = np.argsort(-scores[candidates], kind="stable")
         return np.asarray(candidates[order[:k]], np.int64)
-
-    def masses(self, scores: np.ndarray, piece: int, best: float, temperature: float) -> NDArray[np.float64]:
-        """Sums of ``exp((score - best) / temperature)`` of every ``piece`` scores, the last of which may be fewer:
-        float64 ``(ceil(n / piece),)``, accurate to some units in the last place.
-
-        :param best: no score is higher. :param temperature: above 0.
-        """
-        sums = np.empty(-(-len(scores) // piece))
-        for i in range(len(sums)):  # so that what is float64 stays in the cache
-            weights = scores[i * piece : (i + 1) * piece].astype(np.float64)
-            weights -= best
-            if temperature != 1:
-                weights /= temperature
-            sums[i] = np.exp(weights, out=weights).sum()
-        return sums

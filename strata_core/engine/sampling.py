@@ -27,7 +27,7 @@ Floats: TypeAlias = NDArray[np.float64]
 _FIRST, _MORE = 256, 8
 #: Far more than the rounding of a sum of probabilities, far less than a token that anything depends on.
 _ROUNDING = 1e-12
-#: Tokens whose weights are summed at a time.
+#: Tokens whose weights are summed at a time: their float64 stay in a core's own cache.
 _PIECE = 8192
 
 
@@ -69,11 +69,10 @@ class Scores:
             scores /= temperature
         return np.asarray(np.exp(scores, out=scores))
 
-    def masses(self, scoring: Scoring, best: float, temperature: float) -> Floats:
+    def masses(self, best: float, temperature: float) -> Floats:
         """Sums of :meth:`weights` of the tokens, piece by piece."""
-        sums = scoring.masses(self.rest, _PIECE, best, temperature)
-        np.add.at(sums, self.ids // _PIECE, np.exp((self.values - best) / temperature))
-        return sums
+        starts = range(0, len(self.rest), _PIECE)
+        return np.array([self.weights(a, a + _PIECE, best, temperature).sum() for a in starts])
 
 
 class Sampler:
@@ -151,7 +150,7 @@ class Sampler:
     def _draw_of_all(self, scores: Scores) -> int:
         """A draw from all tokens in the order of their ids: first a piece of them, then one of the piece."""
         best, temperature = scores.best, self._sampling.temperature
-        sums = scores.masses(self._scoring, best, temperature)
+        sums = scores.masses(best, temperature)
         target = self._random.random() * sums.sum()
         piece = _draw(sums, target)
         weights = scores.weights(piece * _PIECE, (piece + 1) * _PIECE, best, temperature)
@@ -191,7 +190,7 @@ class Sampler:
     def _reaching_top_p(self, scores: Scores) -> tuple[np.ndarray, Floats]:
         """Enough of the best tokens to reach ``top_p``."""
         s, best, k = self._sampling, scores.best, _FIRST
-        total = scores.masses(self._scoring, best, s.temperature).sum()
+        total = scores.masses(best, s.temperature).sum()
         while True:
             ids, values = self._ranked(scores, k)
             probabilities = np.exp((values - best) / s.temperature) / total

@@ -82,9 +82,6 @@ class WrappedBackend(Backend):
     def top(self, scores: np.ndarray, k: int) -> np.ndarray:
         return self.inner.top(scores, k)
 
-    def masses(self, scores: np.ndarray, piece: int, best: float, temperature: float) -> np.ndarray:
-        return self.inner.masses(scores, piece, best, temperature)
-
     def begin(self, batch: Batch, stores: Sequence[PageStore]) -> Any:
         return self.inner.begin(batch, stores)
 
