@@ -326,7 +326,8 @@ class DeepseekV3Model(StackModel):
 
     def identity(self) -> Mapping[str, str | int | float]:
         facts = identity_of(ARCHITECTURE, self._config, self._mixture, rope=self._rotation)
-        return {name: value for name, value in facts.items() if name != "further" or value}
+        further = facts.pop("further")
+        return facts | ({"mtp": further} if further else {})  # by the name that users know
 
 
 def _gated(block: Block, width: int, ffn: int, suffix: str = "") -> GatedFeedForward:

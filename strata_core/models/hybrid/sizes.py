@@ -99,7 +99,7 @@ class HybridSizes:
         """What changes K/V and states beside the weights."""
         facts = identity_of(architecture, self.decoder, rope=rotation)
         facts |= {"interval": self.interval, "conv_kernel": self.kernel, "delta": repr(self.delta)}
-        return facts | ({"further": self.further} if self.further else {})
+        return facts | ({"mtp": self.further} if self.further else {})  # by the name that users know
 
 
 def conv_channels(delta: DeltaSpec) -> int:
