@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from strata_core.engine.drafts import LONGEST_PAUSE, TAILS, Drafter, look_up
 from strata_core.engine.requests import Sampling
+from strata_core.testing.tiny_families import tiny_family
+from strata_core.testing.tiny_hybrid import tiny_sparse
 
 Make = Callable[..., Driver]
 
@@ -104,6 +106,25 @@ def test_the_next_turn_resumes_from_what_was_guessed_right(engines: Make) -> Non
             # What had to be computed once more when the last reply ended, at most a draft and the token before it.
             assert reply.record.read_tokens <= 10 + 1 + 6
         prompt = join(prompt, reply.tokens, ids(7, turn, count=10))
+
+
+@pytest.mark.parametrize("backend", ["numpy"], indirect=True)
+@pytest.mark.parametrize("family", ["gemma3", "gpt-oss", "deepseek2", "qwen3moe", "qwen4exp"])
+def test_replies_of_every_family_are_the_same(driver: Make, family: str, tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "tiny.gguf"
+    tiny_sparse(path, seed=7) if family == "qwen4exp" else tiny_family(path, architecture=family, seed=7)
+    plain, guessing = driver(model=str(path)), driver(model=str(path), lookup=4)
+    truth = join(repeating(1), plain.ask(repeating(1), max_tokens=16).tokens)
+
+    def partly_right(self: Drafter, text: np.ndarray, room: int) -> np.ndarray:
+        draft = truth[len(text) :][: min(self.most, max(0, room))].copy()
+        draft[2:] = FIRST_ID
+        return draft
+
+    monkeypatch.setattr(Drafter, "propose", partly_right)
+    reply = guessing.ask(repeating(1), max_tokens=16)
+    assert reply.tokens == tuple(truth[-16:].tolist())
+    assert 0 < reply.record.accepted_tokens < reply.record.drafted_tokens
 
 
 def test_several_replies_at_once_and_prompts_between_them(engines: Make) -> None:
