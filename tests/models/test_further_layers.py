@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from family_kit import Changed
 
 from strata_core.compute.base import Batch, Span
 from strata_core.compute.reference import NumpyBackend
@@ -21,7 +22,6 @@ from strata_core.testing.runner import ModelRunner, Rows
 from strata_core.testing.tiny_families import tiny_family
 from strata_core.testing.tiny_hybrid import tiny_hybrid, tiny_sparse
 from strata_core.weights import open_model
-from strata_core.weights.source import Lookups, WeightSource
 from strata_core.weights.tensor import StoredTensor
 
 TOKENS = np.random.default_rng(2).integers(1, 384, 40).astype(np.int32)
@@ -145,19 +145,6 @@ def test_a_file_that_counts_the_layer_and_has_it_not_is_one_without(tmp_path: Pa
     assert load(changed(path, gone)).further is None
 
 
-class Altered(Lookups):
-    """A model whose tensor of the name is of another shape; None: it is missing."""
-
-    def __init__(self, source: WeightSource, name: str, shape: tuple[int, ...] | None):
-        self.path, self.metadata = source.path, source.metadata
-        self.tensors = {one: tensor for one, tensor in source.tensors.items() if one != name or shape is not None}
-        if shape is not None:
-            self.tensors[name] = StoredTensor(name, shape, "F32", np.zeros(4 * int(np.prod(shape)), np.uint8))
-
-    def close(self) -> None:
-        """What was opened is closed by who opened it."""
-
-
 #: Those that some files have not: of DeepSeek-V2, and of layers that use the model's own norm.
 OPTIONAL = ("exp_probs_b.bias", "nextn.shared_head_norm.weight")
 
@@ -168,13 +155,15 @@ def test_a_tensor_of_the_layer_that_is_missing_or_of_another_shape_is_named(tmp_
     with open_model(path) as source:
         last = source.metadata[f"{source.metadata['general.architecture']}.block_count"] - 1  # type: ignore[operator]
         shapes = {name: tensor.shape for name, tensor in source.tensors.items() if name.startswith(f"blk.{last}.")}
-        options = ModelOptions(further=True)
-        for name, shape in shapes.items():
-            for other in [(shape[0] + 1, *shape[1:]), (*shape[:-1], shape[-1] + 32), None]:
-                if other is None and name.endswith(OPTIONAL):
-                    continue
-                with pytest.raises(ModelFileError, match=re.escape(name)):
-                    load_model(Altered(source, name, other), NumpyBackend(), FAMILIES.values(), options)
+    for name, shape in shapes.items():
+        for other in [(shape[0] + 1, *shape[1:]), (*shape[:-1], shape[-1] + 32), None]:
+            if other is None and name.endswith(OPTIONAL):
+                continue
+            damaged = Changed(path, without=(name,))
+            if other is not None:
+                damaged.tensors[name] = StoredTensor(name, other, "F32", np.zeros(4 * np.prod(other), np.uint8))
+            with pytest.raises(ModelFileError, match=re.escape(name)):
+                load_model(damaged, NumpyBackend(), FAMILIES.values(), ModelOptions(further=True))
     without = changed(path, {next(name for name in shapes if ".nextn." in name): None})
     assert load(without, further=False).further is None, "it takes no part where it is not asked for"
 
