@@ -55,6 +55,10 @@ class HostMixture(Backend):
         self, x: Floats, ids: np.ndarray, weights: np.ndarray, experts: ExpertWeights, spec: ExpertSpec
     ) -> Floats:
         out = np.zeros_like(x)
+        if len(x) == 1:  # nothing to gather; experts in the same order as below, so that a row has the same bits
+            for place in np.argsort(ids[0]).tolist():
+                out += self._expert(x, int(ids[0, place]), experts, spec) * weights[0, place]
+            return out
         order = np.argsort(ids, axis=None, kind="stable")
         used, starts = np.unique(ids.reshape(-1)[order], return_index=True)
         for expert, places in zip(used.tolist(), np.split(order, starts[1:]), strict=True):
