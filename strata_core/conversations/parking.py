@@ -271,7 +271,9 @@ class Parking:
                 return
             available = self.available()
             floor = available is not None and available >= self.options.parking_floor
-            if self.ladder.ram is not None and floor and self.ladder.put(entry, pages, 0, 1) is not None:
+            ram = self.ladder.put(entry, pages, 0, 1) if self.ladder.ram is not None and floor else None
+            if ram is not None:
+                self._after_storing(entry, ram)
                 return
             self.discard(entry, f"level {level.name} failed")
         except LevelError as error:

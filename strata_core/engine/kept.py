@@ -45,7 +45,7 @@ def _stored(core: EngineCore, conversation: str, tenant: str | None) -> list[tup
 
 
 def delete(core: EngineCore, conversation: str, tenant: str | None = None) -> None:
-    """Forget all copies of a conversation.
+    """Forget all copies of a conversation, and the roots that no other one begins with.
 
     :param tenant: whose copies; None for everyone's.
     :raises NotFound: there is none. :raises InvalidRequest: a request is running in it; nothing is deleted.
@@ -56,10 +56,31 @@ def delete(core: EngineCore, conversation: str, tenant: str | None = None) -> No
     stored = _stored(core, conversation, tenant)
     if not slots and not stored:
         raise NotFound(f"no conversation {conversation!r} is kept")
+    addresses = [entry.addresses for _, entry in stored]
     for slot in slots:
         assert slot.live is not None
+        addresses.append(slot.live.addresses())
         core.keeper.forget(slot.live, "deleted")
         slot.live = None
     for level, entry in stored:
         level.remove(entry)
+    _delete_roots(core, addresses)
     core.keeper.ladder.archiving.forget(conversation, tenant)
+
+
+def _delete_roots(core: EngineCore, deleted: list[tuple[bytes, ...]]) -> None:
+    """Delete the roots that only deleted conversations began with.
+
+    What is kept as the beginning of conversations may be the first message itself, where no long system prompt comes
+    before it: left behind, it could still be resumed and read.
+
+    :param deleted: addresses of the complete pages of each copy.
+    """
+    ladder = core.keeper.ladder
+    entries = [entry for level in ladder.searched for entry in ladder.entries(level)]
+    others = [entry.addresses for entry in entries if not entry.root]
+    others += [slot.live.addresses() for slot in core.slots if slot.live is not None]
+    # An address stands for everything before it, so one comparison tells whether a root is a beginning.
+    gone, needed = ({address for copy in copies for address in copy} for copies in (deleted, others))
+    going = {e.id: e for e in entries if e.root and e.addresses[-1] in gone and e.addresses[-1] not in needed}
+    ladder.discard(list(going.values()))

@@ -310,8 +310,13 @@ def test_a_system_prompt_outlives_the_conversations_that_began_with_it(driver: M
     assert (reply.started.cached_tokens, reply.started.source) == (64, "cold")
 
 
-def test_a_history_that_its_client_rewrote_is_compacted(driver: Make, cold: Behaviour) -> None:
-    engine = driver(parallel=1, conversation_cache_spill_divergence_tokens=200)
+@pytest.mark.parametrize(("park", "fails"), [("ram", False), ("disk", False), ("disk", True)])
+def test_a_history_that_its_client_rewrote_is_compacted(
+    driver: Make, cold: Behaviour, park: str, fails: bool
+) -> None:
+    """Also where the disk that it was bound for does not take it."""
+    cold.fail_writes = fails
+    engine = driver(parallel=1, conversation_cache_spill_divergence_tokens=200, conversation_cache_park=park)
     opener = next(iter(engine.core.keeper.openers))
     header = join((opener,), ids(1, count=15), (opener,), ids(2, count=15), (opener,))
     long = join(header, ids(3, count=100))
@@ -321,7 +326,7 @@ def test_a_history_that_its_client_rewrote_is_compacted(driver: Make, cold: Beha
     engine.ask(ids(8, count=20), max_tokens=1)  # the compacted history is parked
     engine.step()
     assert engine.core.keeper.parking.counts["compacted"] >= 1
-    assert not any(len(e.tokens) > 120 for e in engine.ram.entries())
+    assert not any(length > 120 for level in places(engine).values() for length in level)
 
 
 def test_levels_that_share_no_way_hand_entries_down_through_memory(driver: Make, disks: dict[str, Behaviour]) -> None:

@@ -290,6 +290,23 @@ def test_system_prompts_have_an_age_of_their_own(open_engine: Open, tmp_path: Pa
     assert left(6) == {"cold": 0, "system-prompt": 0}
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_what_only_deleted_conversations_began_with_is_deleted_too(
+    open_engine: Open, tmp_path: Path, apart: bool
+) -> None:
+    engine = open_engine(**(roots(tmp_path / "roots") if apart else {"system_prompt_cache": "on"}))
+    for seed in (2, 3):
+        begin(engine, 1, seed)
+    kept = {found.id for found in engine.conversations() if found.tokens == 56}
+    conversations = {found.id for found in engine.conversations() if found.tokens > 70}
+    assert (len(kept), len(conversations)) == (1, 2)
+    engine.delete_conversation(conversations.pop())
+    assert kept < {found.id for found in engine.conversations()}, "the other one begins with it"
+    engine.delete_conversation(conversations.pop())
+    assert not kept & {found.id for found in engine.conversations()}
+    assert begin(engine, 1, 4).record.cached_tokens == 0
+
+
 def test_one_folder_for_two_things_is_refused(open_engine: Open, cold: Path) -> None:
     with pytest.raises(SettingsError, match="cold and system-prompt cannot both be in"):
         open_engine(**roots(cold))
