@@ -1,7 +1,8 @@
 """What is brought back after a restart is used: nothing but what is new is read, and replies are those without reuse.
 
 Models with keys and values alone, with windows, with latent rows, with recurrent state, with sparse attention and an
-indexer; by a session file, which the server's routes save and restore, and by the cold level.
+indexer, with a layer that guesses tokens; by a session file, which the server's routes save and restore, and by the
+cold level.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "deepseek": lambda path: tiny_family(path, architecture="deepseek2", seed=5),
     "hybrid": lambda path: tiny_hybrid(path, architecture="qwen35", seed=5),
     "sparse": lambda path: tiny_sparse(path, seed=5),
+    "guessing": lambda path: tiny_hybrid(path, architecture="qwen35", seed=5, further=1),
 }
 WITH_STATE = ("hybrid", "sparse")
 Start = Callable[..., Any]
@@ -54,7 +56,7 @@ def start(model: tuple[str, Path], tmp_path: Path) -> Iterator[Start]:
             model=str(model[1]), backend="numpy", page_tokens=PAGE, parallel=1, conversation_cache_mib=16,
             conversation_cache_min_free_mib=0, conversation_cache_park_min_free_mib=0, restore_when="always",
             conversation_cache_cold_dir=str(tmp_path / cold), conversation_cache_cold_mib=64,
-            session_save_path=str(tmp_path / "sessions"), session_min_free_mib=0,
+            session_save_path=str(tmp_path / "sessions"), session_min_free_mib=0, mtp=2 * (model[0] == "guessing"),
         )  # fmt: skip
         settings = resolve(plugins.settings(), command_line=values | overrides, environ={}, config=None)
         holder = EngineHolder()
@@ -87,7 +89,7 @@ def complete(client: Any, prompt: list[int]) -> tuple[list[int], int]:
 @pytest.fixture
 def fresh(start: Start) -> Callable[[list[int]], list[int]]:
     """Replies of a server that reuses nothing."""
-    client = start("none", conversation_cache="off")
+    client = start("none", conversation_cache="off", mtp=0)
     return lambda prompt: complete(client, prompt)[0]
 
 
@@ -140,7 +142,7 @@ def test_a_conversation_that_comes_back_from_disk_has_its_states(model: tuple[st
     assert len(stored) == 1 and stored[0]["place"] == "cold"
     state = {name: live[name] for name in ("states", "state_nbytes")}
     assert {name: stored[0][name] for name in state} == state
-    if model[0] in WITH_STATE:
+    if model[0] in (*WITH_STATE, "guessing"):
         assert state["states"] >= 2 and state["state_nbytes"] > 0
     else:
         assert state == {"states": 0, "state_nbytes": 0}
