@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from disk_kit import drain, du, ids, new_scene, open_level, whole
 from faulty_files import FaultyFiles, PowerFiles
+from strata_tiers.check import check
 from strata_tiers.files import Files
 from strata_tiers.level import DiskLevel, Workshop
 from strata_tiers.writer import Writer
@@ -77,6 +78,46 @@ def test_an_entry_may_be_adopted_while_it_is_still_being_written(scene: Scene, t
     assert [outcome.kind for outcome in (*warm.poll(), *cold.poll())] == ["stored", "adopted"]
     warm.remove(entry)
     assert whole(scene, cold, entry)
+    close(warm, cold)
+
+
+@pytest.mark.parametrize("files", [Files, OtherVolume])
+@pytest.mark.parametrize("known", [10, 22, 31, 38])
+def test_what_is_cut_elsewhere_above_is_adopted_too(
+    scene: Scene, tmp_path: Path, files: type[Files], known: int
+) -> None:
+    """The level below has an older state of the conversation, the level above never had it."""
+    warm, cold = two_levels(scene, tmp_path, files())
+    older = scene.put(cold, ids(1, known), turns=(0, 9))
+    newer = scene.put(warm, ids(1, 43), turns=(0, 9, 30))
+    drain(warm)
+    drain(cold)
+    cold.adopt(newer, warm)
+    [outcome] = drain(cold)
+    assert (outcome.kind, outcome.error) == ("adopted", "")
+    warm.remove(newer)
+    assert whole(scene, cold, newer)
+    assert whole(scene, cold, older)
+    close(warm, cold)
+    assert check(tmp_path / "cold").sound
+    assert scene.used == 0
+
+
+def test_damage_met_while_it_is_put_together_is_not_passed_on(scene: Scene, tmp_path: Path) -> None:
+    warm, cold = two_levels(scene, tmp_path)
+    scene.put(cold, ids(1, 22), turns=(0, 9))
+    newer = scene.put(warm, ids(1, 43), turns=(0, 9, 30))
+    drain(warm)
+    drain(cold)
+    path = warm.place.segment_path(warm.place.holdings.kept[newer.id].parts[1])
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    cold.adopt(newer, warm)
+    [outcome] = drain(cold)
+    assert outcome.kind == "failed"
+    assert not cold.holds(newer.id)
+    [left] = warm.entries()
+    assert (left.id, len(left.tokens)) == (newer.id, 8)
     close(warm, cold)
 
 
