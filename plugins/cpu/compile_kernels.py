@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("attending.c", "decoder.c", "engine.c", "pack.c", "phases.c", "recurrent.c", "team.c")
+SOURCES = ("attending.c", "decoder.c", "engine.c", "pack.c", "phases.c", "recurrent.c", "scoring.c", "team.c")
 
 _COMMON = ["-std=gnu11", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 #: Contracting a product and a sum is for the kernels to decide: else the same row could get other bits in another tile.

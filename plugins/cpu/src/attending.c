@@ -1,4 +1,5 @@
 /* Attention as a phase: what is a task, who writes, who merges. */
+#include <math.h>
 #include <string.h>
 
 #include "phases.h"
@@ -158,8 +159,9 @@ static void put_result(const Attending *a, const Item *item, const Partial *tota
     int group = attention->heads / attention->kv_heads, width = attention->value_dim;
     for (int r = 0; r < item->task.rows * group; r++) {
         int row = item->first_row + r / group, head = item->task.head * group + r % group;
-        float *to = a->out + (int64_t)row * attention->heads * width + (int64_t)head * width;
-        for (int d = 0; d < width; d++) to[d] = total[r].value[d] / total[r].sum;
+        float *to = a->out + (int64_t)row * attention->heads * width + (int64_t)head * width, sum = total[r].sum;
+        if (attention->sinks) sum += expf(attention->sinks[head] - total[r].max); /* infinite: nothing else counts */
+        for (int d = 0; d < width; d++) to[d] = total[r].value[d] / sum;
     }
 }
 

@@ -7,7 +7,8 @@
 
 /* Memory for intermediate results. Each grows when a larger step comes, and stays. */
 enum Buffer { BUFFER_NORMED, BUFFER_BLOCKS, BUFFER_PROJECTED, BUFFER_ATTENDED, BUFFER_HIDDEN, BUFFER_CHOSEN,
-              BUFFER_TURNS, BUFFER_PARTIAL, BUFFER_ENDED, BUFFER_THREADS, BUFFERS };
+              BUFFER_TURNS, BUFFER_PARTIAL, BUFFER_ENDED, BUFFER_THREADS,
+              BUFFER_PEAKS, BUFFER_KEYS, BUFFERS };
 
 struct Engine {
     Team *team;

@@ -5,10 +5,11 @@
 #include "elementwise.h"
 #include "attention.h"
 #include "recurrent.h"
+#include "scoring.h"
 
 #define TABLE(NAME, isa)                                                                                           \
     const Kernels NAME = {isa, quantise, norm, gated, rope, product, write_head, attend, merge, attend_scratch, \
-                          delta, conv}
+                          delta, conv, peaks, reaching}
 
 #if defined(STRATA_ISA_AMX)
 TABLE(kernels_amx, "amx");

@@ -2,6 +2,8 @@
 #ifndef KERNELS_H
 #define KERNELS_H
 
+#include <string.h>
+
 #include "strata.h"
 
 /* 32 activations as integers of 16 bits: x = d * q, |q| <= MOST. Sixteen bits, because eight (one scale in 32) cost
@@ -66,9 +68,28 @@ typedef struct {
     int64_t (*attend_scratch)(const Attention *a, int rows); /* floats */
     void (*delta)(const Delta *d, const float *before, float *after, int head, int first, int row, int rows);
     void (*conv)(const Conv *c, const float *before, float *after, int first, int row, int rows);
+    int64_t (*peaks)(const float *x, int64_t n, float *out);
+    int64_t (*reaching)(const float *x, int64_t n, const float *high, float least, uint64_t *keys);
 } Kernels;
 
 extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_amx, kernels_neon;
+
+/* A score, in the upper half, and its id: the smaller the number, the higher the score. Zeros of both signs are equal. */
+static inline uint64_t ranking_key(float score, int64_t id) {
+    uint32_t bits;
+    score += 0.f; /* -0 becomes 0 */
+    memcpy(&bits, &score, sizeof bits);
+    bits ^= bits >> 31 ? 0 : INT32_MAX;
+    return (uint64_t)bits << 32 | (uint64_t)id;
+}
+
+static inline float ranking_score(uint64_t key) {
+    uint32_t bits = (uint32_t)(key >> 32);
+    float score;
+    bits ^= bits >> 31 ? 0 : INT32_MAX;
+    memcpy(&score, &bits, sizeof score);
+    return score;
+}
 
 static inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ABI_VERSION 3
+#define ABI_VERSION 4
 
 #if defined(_WIN32)
 #define API __declspec(dllexport)
@@ -99,7 +99,8 @@ typedef struct {
     const float *frequency; /* (rotated / 2,) */
 } Rotation;
 
-/* Where one layer's K/V are in a page (bytes), and how they are attended. window 0: all; softcap 0: none. */
+/* Where one layer's K/V are in a page (bytes), and how they are attended. window 0: all; softcap 0: none. Sinks are
+ * scores that take part in a head's softmax, neither scaled nor capped, and have no value. */
 typedef struct {
     int32_t layout;
     int32_t heads;
@@ -110,6 +111,7 @@ typedef struct {
     float scale;
     float softcap;
     int64_t k, v, k_scale, v_scale;
+    const float *sinks; /* (heads,), or NULL */
 } Attention;
 
 enum Activation { ACTIVATION_SILU, ACTIVATION_GELU_TANH };
@@ -194,6 +196,9 @@ API int strata_rope(Engine *e, const Step *step, const Rotation *rotation, float
 API int strata_gated(Engine *e, float *gate, const float *up, int64_t count, int activation);
 API int strata_attention(Engine *e, const Step *step, const Attention *a, const float *q, const float *k,
                          const float *v, float *out);
+/* Ids of the k highest of n scores, best first, the lower id first among equals. 1 <= k <= n < 2^31. 1 also where scores
+ * are NaN. */
+API int strata_top(Engine *e, const float *x, int64_t n, int64_t k, int64_t *ids);
 /* 1 also for a key_dim above MOST_KEY_DIM. */
 API int strata_delta(Engine *e, const States *states, const Delta *d);
 API int strata_conv(Engine *e, const States *states, const Conv *c);

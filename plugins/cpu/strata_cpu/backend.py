@@ -34,10 +34,10 @@ Floats: TypeAlias = NDArray[np.float32]
 class CpuBackend(HostBackend):
     """Native kernels on the CPU's vector instructions; arrays are ``numpy.ndarray`` of float32.
 
-    Products with quantised weights are taken with activations rounded to 16-bit integers in blocks of 32; everything
-    else is float32. A row's result depends on its own sequence only: not on the number of threads, nor on the rows
-    computed with it, nor on how its prompt was cut into chunks. So it has the same bits whenever it is computed on the
-    same kind of machine.
+    Products with quantised weights are taken with activations rounded to int8 in blocks of 32; everything else is
+    float32. A row's result depends on its own sequence only: not on the number of threads, nor on the rows computed
+    with it, nor on how its prompt was cut into chunks. So it has the same bits whenever it is computed on the same
+    kind of machine.
 
     :param threads: how many work, this one included.
     :param isa: the instruction set; one of :func:`strata_cpu.library.instruction_sets`.
@@ -120,10 +120,10 @@ class CpuBackend(HostBackend):
         spec: AttentionSpec,
         sinks: Floats | None = None,
     ) -> Floats:
-        if v is None or sinks is not None:  # not in the kernels: the reference's, on the same pages
+        if v is None:  # values that are parts of keys are not in the kernels: the reference's, on the same pages
             pages, store = step.pages.of(layer[0], spec.window), step.stores[layer[0]]
             return attention.attend_batch(step.batch, store, pages, layer, q, k, v, spec, sinks, self._scratch)
-        struct = attention_struct(spec, layer, step.stores[layer[0]].layout)
+        struct = attention_struct(spec, layer, step.stores[layer[0]].layout, sinks)
         q, k, v = (np.ascontiguousarray(x) for x in (q, k, v))
         out = np.empty((len(q), spec.heads * spec.value_dim), np.float32)
         pointers = (x.ctypes.data for x in (q, k, v, out))
@@ -157,6 +157,15 @@ class CpuBackend(HostBackend):
         states = States(step, layer)
         self._call("strata_delta", states.struct, delta_struct(spec, q, k, v, factor, beta, out))
         return out
+
+    def top(self, scores: np.ndarray, k: int) -> np.ndarray:
+        if not 1 <= k <= len(scores):
+            raise ValueError(f"{len(scores)} scores have no {k} highest")
+        scores = np.ascontiguousarray(scores, np.float32)
+        ids = np.empty(k, np.int64)
+        if self._library.strata_top(self._engine, scores.ctypes.data, len(scores), k, ids.ctypes.data):
+            return super().top(scores, k)  # no memory for it: a token is chosen nevertheless
+        return ids
 
     def decode(self, step: Step, x: Floats, decoder: Decoder, outputs: int) -> Floats | None:
         if any(layer.rotation is not decoder.layers[0].rotation for layer in decoder.layers):

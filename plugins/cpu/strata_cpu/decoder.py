@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strata_core.compute.base import AttentionSpec, Decoder, DecoderLayer, Rotation
 from strata_core.pool.layout import PageLayout
@@ -22,8 +23,10 @@ def rotation_struct(rotation: Rotation) -> native.Rotation:
     return native.Rotation(rotation.rotated, rotation.interleaved, rotation.magnitude, frequencies.ctypes.data)
 
 
-def attention_struct(spec: AttentionSpec, layer: tuple[int, int], layout: PageLayout) -> native.Attention:
-    """How layer number ``layer[1]`` of a layout is attended."""
+def attention_struct(
+    spec: AttentionSpec, layer: tuple[int, int], layout: PageLayout, sinks: NDArray[np.float32] | None = None
+) -> native.Attention:
+    """How layer number ``layer[1]`` of a layout is attended. Valid as long as the sinks, a contiguous array."""
     offsets = [part.offset for part in layout.layers[layer[1]]]
     offsets += [0] * (4 - len(offsets))  # no scales
     return native.Attention(
@@ -36,6 +39,7 @@ def attention_struct(spec: AttentionSpec, layer: tuple[int, int], layout: PageLa
         spec.scale,
         spec.softcap or 0.0,
         *offsets,
+        None if sinks is None else sinks.ctypes.data,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from strata_core.errors import BackendError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 HERE = Path(__file__).parent
 #: Written by the build where it could not make the library; says why.
@@ -96,6 +96,7 @@ class Attention(ctypes.Structure):
         ("v", c_int64),
         ("k_scale", c_int64),
         ("v_scale", c_int64),
+        ("sinks", c_void_p),
     )
 
 
@@ -175,6 +176,7 @@ _SIGNATURES = {
         c_int,
         [c_void_p, POINTER(Step), POINTER(Attention), c_void_p, c_void_p, c_void_p, c_void_p],
     ),
+    "strata_top": (c_int, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
     "strata_delta": (c_int, [c_void_p, POINTER(States), POINTER(Delta)]),
     "strata_conv": (c_int, [c_void_p, POINTER(States), POINTER(Conv)]),
     "strata_decode": (c_int, [c_void_p, POINTER(Step), POINTER(Decoder), c_void_p, c_void_p]),

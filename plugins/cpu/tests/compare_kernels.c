@@ -106,8 +106,34 @@ static void attention(Engine *own, Engine *plain) {
         strata_attention(own, &step, &spec, q, k, v, a);
         strata_attention(plain, &step, &spec, q, k, v, b);
         compare("attention", a, b, TOKENS * HEADS * DIM);
+        const float sinks[HEADS] = {-50, 1, 3, 50};
+        spec.sinks = sinks;
+        strata_attention(own, &step, &spec, q, k, v, a);
+        strata_attention(plain, &step, &spec, q, k, v, b);
+        compare("attention with sinks", a, b, TOKENS * HEADS * DIM);
     }
     free(memory);
+}
+
+static void ranking(Engine *own) {
+    enum { SCORES = 5003 };
+    static float scores[SCORES];
+    static int64_t ids[SCORES];
+    fill(scores, SCORES);
+    for (int k = 1; k <= SCORES; k = 3 * k + 1) {
+        if (strata_top(own, scores, SCORES, k, ids)) exit(1);
+        for (int i = 1; i < k; i++) {
+            float last = scores[ids[i - 1]], next = scores[ids[i]];
+            if (last < next || (last == next && ids[i - 1] >= ids[i])) exit(1);
+        }
+        int higher = 0; /* than the last one, or equal and before it: all but itself are among the best */
+        for (int i = 0; i < SCORES; i++) {
+            float last = scores[ids[k - 1]];
+            higher += scores[i] > last || (scores[i] == last && i < ids[k - 1]);
+        }
+        printf("  %d highest\n", k);
+        if (higher != k - 1) exit(1);
+    }
 }
 
 int main(void) {
@@ -118,6 +144,7 @@ int main(void) {
         products(own, plain);
         elementwise(own, plain);
         attention(own, plain);
+        ranking(own);
         strata_close(own);
         strata_close(plain);
     }

@@ -147,6 +147,26 @@ def test_kernels_pass_under_the_address_and_undefined_behaviour_sanitizers(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [("-fsanitize=thread",), ("-fsanitize=thread", "-U__linux__"),
+                                     ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")])  # fmt: skip
+def test_threads_hand_over_what_they_wrote(
+    compile_kernels: ModuleType, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Without ``__linux__``, threads sleep as they do where there is no futex."""
+    compiler, program = compile_kernels.compiler(), tmp_path / "driver"
+    runtime = "libtsan.so" if "thread" in options[0] else "libasan.so"
+    found = subprocess.run([*compiler, f"-print-file-name={runtime}"], capture_output=True, text=True, check=True)
+    if not Path(found.stdout.strip()).is_absolute():
+        pytest.skip(f"{compiler[0]} has no {runtime}")
+    sources = [str(Path(__file__).with_name("team_driver.c")), str(PLUGIN / "src" / "team.c")]
+    command = [*compiler, "-std=gnu11", "-O1", "-g", *options, f"-I{PLUGIN / 'src'}", *sources, "-o", str(program)]
+    subprocess.run([*command, "-lpthread"], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "16 threads"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kernels_for_aarch64_compute_what_portable_ones_do_under_emulation(
     compile_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

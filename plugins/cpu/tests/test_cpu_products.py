@@ -8,7 +8,7 @@ from cpu_kit import make
 from numpy.typing import NDArray
 from strata_cpu import library
 
-from strata_core.compute.base import Backend
+from strata_core.compute.base import Backend, ExpertSpec
 from strata_core.testing.backend_kit import random_rows, stored
 from strata_core.weights.quant import TYPES
 from strata_core.weights.tensor import StoredTensor
@@ -119,3 +119,14 @@ def test_what_is_not_a_number_shows_in_the_result(isa: str, wrong: float) -> Non
         out = product(make(1, isa), x, random_tensor(kind, 16, 64))
         assert np.isfinite(out[0]).all()
         assert not np.isfinite(out[1]).any()
+
+
+def test_a_row_gets_the_same_bits_from_its_experts_alone_and_among_others(isa: str) -> None:
+    backend, x = make(2, isa), random_rows(1, 6, 64)
+    gate, up, down = (stored(random_rows(i, 7, *shape), "Q4_0") for i, shape in enumerate([(96, 64), (96, 64), (64, 96)]))
+    experts = backend.experts(gate, up, down)
+    ids = np.array([np.random.default_rng(i).permutation(7)[:3] for i in range(6)], np.int32)
+    weights = random_rows(4, 6, 3)
+    together = backend.mixture(x, ids, weights, experts, ExpertSpec())
+    alone = [backend.mixture(x[[i]], ids[[i]], weights[[i]], experts, ExpertSpec()) for i in range(6)]
+    assert np.concatenate(alone).tobytes() == together.tobytes()
