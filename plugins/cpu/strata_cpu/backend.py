@@ -164,7 +164,7 @@ class CpuBackend(HostBackend):
         scores = np.ascontiguousarray(scores, np.float32)
         ids = np.empty(k, np.int64)
         if self._library.strata_top(self._engine, scores.ctypes.data, len(scores), k, ids.ctypes.data):
-            return super().top(scores, k)  # no memory for it: a token is chosen nevertheless
+            return super().top(scores, k)  # no memory for it, or NaN among them
         return ids
 
     def decode(self, step: Step, x: Floats, decoder: Decoder, outputs: int) -> Floats | None:
