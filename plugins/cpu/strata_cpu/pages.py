@@ -52,7 +52,7 @@ class CpuPageStore(NumpyPageStore):
         :raises BackendError: the table names a page that is not there, which a kernel would follow into nowhere.
         """
         try:
-            there = self._there.take(table.view(np.uint32)).all()  # what is negative is too large
+            there = bool(self._there.take(table.view(np.uint32)).all())  # what is negative is too large
         except IndexError:
             there = False
         if not there:
