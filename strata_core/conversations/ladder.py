@@ -101,6 +101,7 @@ class Ladder(Tolerance):
         self._guards: Counter[str] = Counter()
         self._outcomes: list[tuple[Level, Outcome]] = []  # of work that was complete at once
         self._moving: dict[str, tuple[Level, str]] = {}  # entry id -> the level it is leaving, and why
+        self._arrived: dict[str, tuple[Level, Entry]] = {}  # of these, what is complete on the level it goes to
 
     @property
     def ram(self) -> Level | None:
@@ -239,8 +240,8 @@ class Ladder(Tolerance):
         return [(lv, e) for lv in self.searched for e in self.entries(lv) if e.conversation == conversation]
 
     def busy(self) -> bool:
-        """Whether a level has background work that :meth:`poll` must finish."""
-        return any(self.busy_level(store) for store in self.stores)
+        """Whether there is background work that :meth:`poll` must finish."""
+        return bool(self._arrived) or any(self.busy_level(store) for store in self.stores)
 
     def poll(self) -> list[tuple[Level, Outcome]]:
         """Let levels finish background work, complete the moves that it was for, and hand on what it came to."""
@@ -251,6 +252,7 @@ class Ladder(Tolerance):
         outcomes, self._outcomes = self._outcomes, []
         for level, outcome in outcomes:
             self._complete(level, outcome)
+        self._finish_moves()
         return outcomes
 
     def _complete(self, level: Level, outcome: Outcome) -> None:
@@ -264,16 +266,31 @@ class Ladder(Tolerance):
             self.counts["spill_failures"] += 1
             self.flow[level.name]["failed"] += 1
             self._trouble(level.name, LevelError(outcome.error))
-        moving = self._moving.pop(entry.id, None)
-        if moving is None:
+        if entry.id not in self._moving:
             return
-        source, reason = moving
+        if outcome.kind != "failed":
+            self._arrived[entry.id] = (level, entry)
+            return
+        source, _ = self._moving.pop(entry.id)
         with self.tolerating(source):
-            if outcome.kind == "failed":
-                source.set_leaving(entry, False)
-            else:
-                source.remove(entry)
-                self._moved(entry, source, level, reason)
+            source.set_leaving(entry, False)
+
+    def _finish_moves(self) -> None:
+        """What is complete below leaves the level above, but for what is guarded: somebody is about to read it there,
+        and would be told that it is gone."""
+        for entry_id, (target, entry) in list(self._arrived.items()):
+            if entry_id in self._guards:
+                continue
+            del self._arrived[entry_id]
+            source, reason = self._moving.pop(entry_id)
+            if not self.holds(source, entry):
+                continue  # deleted meanwhile
+            with self.tolerating(source):
+                if self.holds(target, entry):
+                    source.remove(entry)
+                    self._moved(entry, source, target, reason)
+                else:
+                    source.set_leaving(entry, False)
 
     def count_restored(self, level: Level, tokens: int) -> None:
         """Note that pages of so many positions came back from a level."""

@@ -195,6 +195,27 @@ def test_when_the_level_below_refuses_the_entry_stays_and_the_newcomer_is_refuse
     assert engine.core.keeper.ladder.counts["demotions"] == 0
 
 
+def test_what_arrives_below_while_a_request_resumes_it_leaves_its_level_afterwards(
+    driver: Make, disks: dict[str, Behaviour]
+) -> None:
+    disks["warm"] = Behaviour(max_bytes=16 * PAGE, gate=threading.Event())
+    disks["cold"] = Behaviour(delay=40)
+    engine = driver(parallel=1, conversation_cache_disk_only=True, system_prompt_cache=False)
+    for c in range(4):  # the fourth takes the place of the third, which takes that of the first, which moves
+        engine.ask(ids(c, count=60), max_tokens=1)
+    ladder = engine.core.keeper.ladder
+    assert (places(engine)["cold"], ladder.counts["demotions"]) == ([60], 0)
+    handle = engine.submit(join(ids(0, count=60), (9,)), max_tokens=1)
+    for _ in range(60):
+        engine.step()
+    disks["warm"].gate.set()
+    engine.run()
+    engine.core.working_behind()
+    assert handle.result().started.cached_tokens == 60
+    assert engine.core.keeper.restore_failures == 0
+    assert (places(engine), ladder.counts["demotions"]) == ({"warm": [60, 60], "cold": [60, 60]}, 2)
+
+
 def test_a_damaged_entry_is_read_again_in_the_same_call_and_never_offered_twice(driver: Make, cold: Behaviour) -> None:
     engine = driver(parallel=1, conversation_cache_disk_only=True)
     prompt = ids(1, count=60)
