@@ -111,25 +111,31 @@ class Keeper:
         return Query(identity.digest, tokens, page_addresses(identity, tokens, self.page_tokens))
 
     def find(
-        self, query: Query, lives: Sequence[tuple[Live, bool]], excluded: frozenset[str] = frozenset()
+        self,
+        query: Query,
+        lives: Sequence[tuple[Live, bool]],
+        excluded: frozenset[str] = frozenset(),
+        without: frozenset[str] = frozenset(),
     ) -> Candidate | None:
         """What a prompt resumes from, or None. A stored entry it names is guarded until :meth:`release`.
 
         :param lives: what the slots hold, and whether each is busy.
         :param excluded: ids of entries whose restore failed for this prompt.
+        :param without: names of levels that are not to be asked for it.
         """
         if not self.options.enabled:
             return None
         live = best_live(lives, query.identity, query.tokens)
         while True:
-            found = self.ladder.find(query, excluded)
+            found = self.ladder.find(query, excluded, without)
             candidate = choose(live, found, query.tokens, self.options.rules, self._spell, self._max_context)
             if candidate is None or candidate.found is None:
                 return candidate
             if self._worth(candidate, live.shared if live is not None else 0):
                 self.ladder.guard(candidate.found.entry)
                 return candidate
-            excluded |= {candidate.found.entry.id}
+            # A level's other candidates share no more, so they gain no more for what they cost.
+            without |= {candidate.found.level.name}
 
     def _worth(self, candidate: Candidate, otherwise: int) -> bool:
         """Whether restoring is expected to be faster than reading, as far as both are known."""

@@ -131,13 +131,16 @@ class Ladder(Tolerance):
         if not self._guards[entry.id]:
             del self._guards[entry.id]
 
-    def find(self, query: Query, excluded: frozenset[str] = frozenset()) -> Found | None:
+    def find(
+        self, query: Query, excluded: frozenset[str] = frozenset(), without: frozenset[str] = frozenset()
+    ) -> Found | None:
         """The entry that shares most; a lower level only where it shares strictly more, ties to the latest used.
 
         :param excluded: ids of entries that could not be restored just now.
+        :param without: names of levels that are not asked.
         """
         best: Found | None = None
-        for level in self.searched:
+        for level in (level for level in self.searched if level.name not in without):
             candidates: list[tuple[Entry, int]] = []
             with self.tolerating(level):
                 candidates = level.find(query, excluded)

@@ -20,6 +20,10 @@ from strata_core.engine.slots import Slot, Task
 from strata_core.engine.text import ReplyText
 from strata_core.tokens.tokenizer import Tokenizer
 
+#: How often a level may refuse a request what it still lists. Where thousands of entries begin alike and none can be
+#: read just now, asking for all of them would take longer than reading the prompt.
+MOST_REFUSALS = 3
+
 
 class Admission:
     """Starts requests in slots. Engine thread only.
@@ -51,7 +55,7 @@ class Admission:
         """
         request = handle.request
         query = self._keeper.query(request.tenant, request.prompt)
-        candidate = self._find(handle, query, frozenset())
+        candidate = self._find(handle, query)
         slot = self._choose(free, query, candidate)
         slot.task = Task(
             handle=handle,
@@ -76,7 +80,7 @@ class Admission:
         if task is None or task.restore is None or not task.restore.done():
             return
         if not self._finish(slot, task):
-            self._resume(slot, task, self._find(task.handle, task.query, task.excluded))
+            self._resume(slot, task, self._find_other(task))
 
     def abandon(self, task: Task) -> None:
         """The request ends while something is being restored for it."""
@@ -98,11 +102,22 @@ class Admission:
         task.limit = self._limit(request.max_tokens, len(task.prompt))
         task.handle.put(Started(len(task.prompt), 0, None))
 
-    def _find(self, handle: RequestHandle, query: Query, excluded: frozenset[str]) -> Candidate | None:
+    def _find(
+        self,
+        handle: RequestHandle,
+        query: Query,
+        excluded: frozenset[str] = frozenset(),
+        without: frozenset[str] = frozenset(),
+    ) -> Candidate | None:
         if not handle.request.cache:
             return None
         lives = [(slot.live, slot.task is not None) for slot in self._slots if slot.live is not None]
-        return self._keeper.find(query, lives, excluded)
+        return self._keeper.find(query, lives, excluded, without)
+
+    def _find_other(self, task: Task) -> Candidate | None:
+        """What a request resumes from, now that something could not be restored."""
+        without = frozenset(level for level, times in task.refusals.items() if times >= MOST_REFUSALS)
+        return self._find(task.handle, task.query, task.excluded, without)
 
     def _choose(self, free: Sequence[Slot], query: Query, candidate: Candidate | None) -> Slot:
         views = []
@@ -131,7 +146,7 @@ class Admission:
                 self._give_up(task)
             elif not task.restore.done() or self._finish(slot, task):
                 return
-            candidate = self._find(task.handle, task.query, task.excluded)
+            candidate = self._find_other(task)
         self._read(slot, task, candidate, self._branch(slot, task, candidate))
 
     def _branch(self, slot: Slot, task: Task, candidate: Candidate | None) -> Live:
@@ -181,9 +196,12 @@ class Admission:
     def _give_up(self, task: Task) -> None:
         assert task.candidate is not None
         assert task.candidate.found is not None
+        found = task.candidate.found
         self._keeper.release(task.candidate)
-        if not self._keeper.cut_short(task.candidate.found):
-            task.excluded |= {task.candidate.found.entry.id}
+        if not self._keeper.cut_short(found):
+            task.excluded |= {found.entry.id}
+            if self._keeper.ladder.holds(found.level, found.entry):  # one that is gone says nothing of the others
+                task.refusals[found.level.name] += 1
         task.candidate = task.restore = None
 
     def _read(self, slot: Slot, task: Task, candidate: Candidate | None, live: Live) -> None:

@@ -32,7 +32,7 @@ class Task:
     :ivar drafters: how guesses of what follows fare, by their kind.
     :ivar origin: the stored entry it resumed from, if any: suspect if its first step fails.
     :ivar restore: what is being brought back before the prompt is read, and ``candidate`` what for; ``excluded`` are
-        entries that could not be.
+        entries that could not be, ``refusals`` how often each level refused one that it still has.
     :ivar starved: steps in a row in which it got no prompt rows.
     """
 
@@ -52,6 +52,7 @@ class Task:
     candidate: Candidate | None = None
     restore: Restore | None = None
     excluded: frozenset[str] = frozenset()
+    refusals: Counter[str] = attrs.field(factory=Counter)
     reused: Counter[str] = attrs.field(factory=Counter)
     reread: tuple[Reread, ...] = ()
     why: str = ""

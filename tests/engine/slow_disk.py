@@ -31,6 +31,7 @@ class Behaviour:
     fail_writes: bool = False
     refuse: bool = False
     adopts: bool = True
+    unreadable: bool = False
     damaged: set[str] = attrs.field(factory=set)
 
 
@@ -94,6 +95,8 @@ class SlowDisk(Level):
         time.sleep(self.behaviour.load_s)
         if self.behaviour.gate is not None:
             self.behaviour.gate.wait(30)
+        if self.behaviour.unreadable:
+            raise LevelError("told to be unreadable")
         if entry.id in self.behaviour.damaged:
             self.remove(entry)
             raise DamagedEntry("told to be damaged")

@@ -288,6 +288,30 @@ def test_reading_is_chosen_where_it_is_faster_and_said_so(
     assert always.ask(join(ids(1, count=60), (9,)), max_tokens=1).started.cached_tokens == 60
 
 
+@pytest.mark.parametrize("why", ["slow", "unreadable"])
+def test_a_level_that_many_conversations_cannot_be_had_from_is_not_asked_for_each(
+    driver: Make, cold: Behaviour, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    engine = driver(parallel=1, conversation_cache_disk_only=True)
+    for c in range(9):
+        engine.ask(join(ids(1, count=40), ids(c, 2, count=20)), max_tokens=1)
+    engine.step()
+    if why == "slow":
+        engine.core.keeper.read_rate, engine.core.keeper.restorer.rates["cold"] = 1e6, 1.0
+    else:
+        cold.unreadable = True
+    prompt = ids(5, count=10)
+    engine.ask(prompt, max_tokens=1)  # so that nothing is live that shares anything
+    with caplog.at_level("INFO", "strata.cache"):
+        assert engine.ask(join(ids(1, count=40), (9,)), max_tokens=1).started.cached_tokens == 0
+    refused = [r.message for r in caplog.records if "ladder: rung cold refused" in r.message]
+    assert len(refused) == (1 if why == "slow" else 3)
+    if why == "unreadable":
+        cold.unreadable = False
+        engine.ask(prompt, max_tokens=1)
+        assert engine.ask(join(ids(1, count=40), (8,)), max_tokens=1).started.cached_tokens == 40
+
+
 def test_under_memory_pressure_a_park_goes_through_to_disk_or_is_discarded(driver: Make, cold: Behaviour) -> None:
     engine = driver(
         parallel=1, conversation_cache_min_free_mib=100, conversation_cache_park_min_free_mib=10, max_context=64
