@@ -27,6 +27,9 @@ HERE = Path(__file__).resolve().parent
 SOURCES = ("attending.c", "decoder.c", "engine.c", "pack.c", "phases.c", "recurrent.c", "scoring.c", "team.c")
 
 _COMMON = ["-std=gnu11", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+#: Searching whole functions for what is computed twice takes half of gcc's time, and makes nothing faster in loops of
+#: vectors that are written out.
+_QUICK = ["-fno-gcse", "-fno-gcse-after-reload"]
 #: Contracting a product and a sum is for the kernels to decide: else the same row could get other bits in another tile.
 _EXACT = ["-ffp-contract=off", "-fno-math-errno"]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
@@ -84,6 +87,8 @@ def build(
     flags = [*_COMMON, *_EXACT, *(_SANITIZE if sanitize else ())]
     if emulate is not None:
         flags += ["-DSTRATA_EMULATED", "-include", str(emulate)]
+    if _accepts(command, _QUICK):
+        flags += _QUICK
     sets = dict(INSTRUCTION_SETS.get(machine.lower(), {"PORTABLE": _PORTABLE}))
     if "AMX" in sets and not _accepts(command, _AMX):
         del sets["AMX"]
