@@ -139,10 +139,10 @@ class Parking:
         level = self.ladder.roots or level
         with self.ladder.tolerating(level):
             address = entry.addresses[tokens // size - 1]
-            roots = sorted((e for e in level.entries() if e.root), key=lambda e: e.used)
-            for known in roots:
+            roots = self._roots()
+            for place, known in roots:
                 if known.addresses[-1] == address and known.key == self.options.root_key:
-                    level.update(attrs.evolve(known, used=entry.used))
+                    place.update(attrs.evolve(known, used=entry.used))
                     return
             root = attrs.evolve(
                 entry, id=uuid.uuid4().hex, conversation=address.hex(), tokens=entry.tokens[:tokens],
@@ -152,17 +152,27 @@ class Parking:
             )  # fmt: skip
             self._add_root(root, pages, level, roots)
 
-    def _add_root(self, root: Entry, pages: HeldPages, level: Level, roots: list[Entry]) -> None:
+    def _roots(self) -> list[tuple[Level, Entry]]:
+        """What is kept as a root, the longest unused first, and where: it may have moved down since."""
+        places = [self.ladder.roots] if self.ladder.roots is not None else self.ladder.below
+        found = {e.id: (level, e) for level in places for e in self.ladder.entries(level) if e.root}
+        return sorted(found.values(), key=lambda one: one[1].used)
+
+    def _add_root(self, root: Entry, pages: HeldPages, level: Level, roots: list[tuple[Level, Entry]]) -> None:
         """:param roots: those that are there, the longest unused first; they go where there are too many."""
         limit, part = self.options.roots, pages.fork(len(root.tokens))
         number = self.ladder.searched.index(level)
         try:
             if self.ladder.put(root, part, number, number + 1) is not None:
-                roots.append(root)
+                roots.append((level, root))
         finally:
             part.release()
-        while roots and ((limit is not None and len(roots) > limit) or level.weigh(roots) > self.options.root_bytes):
-            self.ladder.discard([roots.pop(0)])
+        places = {place.name: place for place, _ in roots}.values()
+        while roots:
+            weight = sum(place.weigh([root for at, root in roots if at is place]) for place in places)
+            if (limit is None or len(roots) <= limit) and weight <= self.options.root_bytes:
+                break
+            self.ladder.discard([roots.pop(0)[1]])
 
     def _report(self, entry: Entry, level: Level | None, elapsed: float) -> None:
         ram = self.ladder.ram

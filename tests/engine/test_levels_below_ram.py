@@ -355,6 +355,30 @@ def test_a_system_prompt_outlives_the_conversations_that_began_with_it(driver: M
     assert (reply.started.cached_tokens, reply.started.source) == (64, "cold")
 
 
+@pytest.mark.parametrize("slots", [0, 1])
+def test_a_system_prompt_that_moved_down_is_not_kept_again_and_counts(
+    driver: Make, disks: dict[str, Behaviour], slots: int
+) -> None:
+    disks["warm"], disks["cold"] = Behaviour(max_bytes=16 * PAGE), Behaviour()
+    engine = driver(parallel=1, conversation_cache_disk_only=True, system_prompt_cache_slots=slots)
+    opener = next(iter(engine.core.keeper.openers))
+
+    def begin(system: int, seed: int) -> None:
+        engine.ask(join((opener,), ids(system, count=31), (opener,), ids(seed, count=90)), max_tokens=1)
+        for _ in range(3):
+            engine.step()
+
+    def roots() -> int:
+        return sum(entry.root for level in engine.core.keeper.ladder.levels for entry in level.entries())
+
+    for seed in range(6):  # each fills the warm level, so that all else there moves
+        begin(50, seed)
+    assert roots() == 1
+    for seed in range(6, 9):
+        begin(51, seed)
+    assert roots() == (slots or 2)
+
+
 @pytest.mark.parametrize(("park", "fails"), [("ram", False), ("disk", False), ("disk", True)])
 def test_a_history_that_its_client_rewrote_is_compacted(
     driver: Make, cold: Behaviour, park: str, fails: bool
