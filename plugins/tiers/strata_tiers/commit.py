@@ -104,6 +104,7 @@ def give_up(job: ManifestJob, error: Exception) -> None:
     """End a job that did not work."""
     job.abandon()
     if isinstance(error, GivenUp):
+        job.cancelled = True  # nothing that was asked for is missing
         job.finish("not wanted any more")
         return
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from disk_kit import drain, du, files_in, ids, new_scene, open_level, whole
 from faulty_files import FaultyFiles, PowerFiles
 from strata_tiers.check import check
+from strata_tiers.files import Files
 
 from strata_core.errors import LevelError
 
@@ -216,3 +218,27 @@ def test_du_of_the_folder_never_exceeds_the_budget(tmp_path: Path) -> None:
     assert reopened.usage().bytes >= du(root) - (32 << 10)
     assert {entry.id for entry in reopened.entries()} == {entry.id for entry in held}
     reopened.close()
+
+
+def test_what_is_deleted_while_its_manifest_is_written_is_not_reported_as_missing(tmp_path: Path) -> None:
+    scene, reached, go_on = new_scene(), threading.Event(), threading.Event()
+    go_on.set()
+
+    class Slow(Files):
+        def create(self, path: Path) -> int:
+            reached.set()
+            assert go_on.wait(10)
+            return super().create(path)
+
+    level = open_level(scene, tmp_path, files=Slow())
+    entry = scene.put(level, ids(1, 20))
+    drain(level)
+    reached.clear()
+    go_on.clear()
+    level.update(attrs.evolve(entry, used=9.0))
+    assert reached.wait(10)
+    level.remove(entry)
+    go_on.set()
+    level.flush()
+    level.close()
+    assert check(tmp_path).conversations == 0
