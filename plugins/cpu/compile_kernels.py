@@ -45,7 +45,7 @@ _X86: Mapping[str, Sequence[str]] = {
     "AVX512VNNI": [*_AVX512, "-mavx512vnni"],
     "AMX": [*_AVX512, "-mavx512vnni", *_AMX],
 }
-_ARM: Mapping[str, Sequence[str]] = {"PORTABLE": _PORTABLE, "NEON": []}
+_ARM: Mapping[str, Sequence[str]] = {"PORTABLE": _PORTABLE, "NEON": [], "NEONDOT": ["-march=armv8.2-a+dotprod"]}
 #: Flags of every instruction set that has kernels, by machine.
 INSTRUCTION_SETS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "x86_64": _X86,

@@ -9,6 +9,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -35,6 +39,19 @@ static int amx(void) {
 }
 #endif
 
+#if defined(__aarch64__)
+/* Whether there are dot products of bytes. */
+static int neondot(void) {
+#if defined(__APPLE__)
+    return 1;
+#elif defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+    return 0;
+#endif
+}
+#endif
+
 static const Kernels *const *available(void) {
     static const Kernels *found[8];
     int n = 0;
@@ -51,6 +68,7 @@ static const Kernels *const *available(void) {
     if (avx512) found[n++] = &kernels_avx512;
     if (avx2) found[n++] = &kernels_avx2;
 #elif defined(__aarch64__)
+    if (neondot()) found[n++] = &kernels_neondot;
     found[n++] = &kernels_neon;
 #endif
     found[n++] = &kernels_portable;

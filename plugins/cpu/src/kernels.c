@@ -21,6 +21,8 @@ TABLE(kernels_avx512, "avx512");
 TABLE(kernels_avx2, "avx2");
 #elif defined(STRATA_ISA_NEON)
 TABLE(kernels_neon, "neon");
+#elif defined(STRATA_ISA_NEONDOT)
+TABLE(kernels_neondot, "neondot");
 #else
 TABLE(kernels_portable, "portable");
 #endif

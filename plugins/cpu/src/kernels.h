@@ -72,7 +72,8 @@ typedef struct {
     int64_t (*reaching)(const float *x, int64_t n, const float *high, float least, uint64_t *keys);
 } Kernels;
 
-extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_amx, kernels_neon;
+extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_amx, kernels_neon,
+                     kernels_neondot;
 
 /* A score, in the upper half, and its id: the smaller the number, the higher the score. Zeros of both signs are equal. */
 static inline uint64_t ranking_key(float score, int64_t id) {

@@ -1,4 +1,5 @@
-/* Sums of codes times activations by instructions that multiply bytes: VNNI, and AMX for sixteen rows and more.
+/* Sums of codes times activations by instructions that multiply bytes: VNNI, NEON with dot products, and AMX for sixteen
+ * rows and more.
  *
  * An activation of 16 bits is 256 * high + low, both signed bytes. The sums of both are exact, and so are the same
  * integers that multiplying words gives: what follows has the same bits.
@@ -31,16 +32,11 @@ INLINE void unpack_codes(int kind, const uint8_t *codes, vw out[8]) {
 #undef UNPACK
 }
 
-INLINE vi dot_bytes(vi sums, vw codes, const int8_t *x) {
-    int32_t four;
-    memcpy(&four, x, sizeof four);
-    return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(four));
-}
-
 INLINE void block_sums(int kind, int rows, const uint8_t *codes, const QBlock *x, int64_t stride, vi *first,
                        vi *second) {
     vw code[8];
     unpack_codes(kind, codes, code);
+    if (CODES_SIGNED && kind == KIND_Q8) for (int i = 0; i < 8; i++) code[i] = vw_centred(code[i]);
     vi high[2][PRODUCT_ROWS], low[2][PRODUCT_ROWS];
     for (int r = 0; r < rows; r++) high[0][r] = low[0][r] = high[1][r] = low[1][r] = vi_set(0);
 #pragma GCC unroll 8
@@ -48,12 +44,15 @@ INLINE void block_sums(int kind, int rows, const uint8_t *codes, const QBlock *x
         int half = kind == KIND_Q6 && i >= 4;
         for (int r = 0; r < rows; r++) {
             const int8_t *q = (const int8_t *)x[r * stride].q + 4 * i;
-            high[half][r] = dot_bytes(high[half][r], code[i], q);
-            low[half][r] = dot_bytes(low[half][r], code[i], q + BLOCK);
+            high[half][r] = vi_dot_bytes(high[half][r], code[i], q);
+            low[half][r] = vi_dot_bytes(low[half][r], code[i], q + BLOCK);
         }
     }
     for (int r = 0; r < rows; r++) {
         first[r] = vi_add(vi_shl(high[0][r], 8), low[0][r]);
+        if (CODES_SIGNED && kind == KIND_Q8) {
+            first[r] = vi_add(first[r], vi_set(128 * (x[r * stride].half[0] + x[r * stride].half[1])));
+        }
         if (kind == KIND_Q6) second[r] = vi_add(vi_shl(high[1][r], 8), low[1][r]);
     }
 }

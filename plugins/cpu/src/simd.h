@@ -5,6 +5,9 @@
  *   vf, vi   16 floats, 16 int32
  *   vw       32 words of 16 bits: two for each lane
  *
+ * Where bytes are multiplied there is also vi_dot_bytes(sums, codes, x): every lane of sums, plus its four bytes of
+ * codes times the four signed ones at x. CODES_SIGNED says that these codes are signed too.
+ *
  * Every instruction set computes the same sums in the same order; only vf_sum and vf_top, which add and compare across
  * lanes, are free to choose the order, and each does so the same way every time.
  */
@@ -22,15 +25,15 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-#if defined(STRATA_ISA_AVX512VNNI) || defined(STRATA_ISA_AMX)
+#if defined(STRATA_ISA_AVX512VNNI) || defined(STRATA_ISA_AMX) || defined(STRATA_ISA_NEONDOT)
 #define STRATA_BYTES /* products multiply bytes: product_bytes.h */
 #endif
-#if defined(STRATA_ISA_AVX512) || defined(STRATA_BYTES)
+#if defined(STRATA_ISA_NEON) || defined(STRATA_ISA_NEONDOT)
+#include "simd_neon.h"
+#elif defined(STRATA_ISA_AVX512) || defined(STRATA_BYTES)
 #include "simd_avx512.h"
 #elif defined(STRATA_ISA_AVX2)
 #include "simd_avx2.h"
-#elif defined(STRATA_ISA_NEON)
-#include "simd_neon.h"
 #else
 #include "simd_portable.h"
 #endif

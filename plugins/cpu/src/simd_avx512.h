@@ -51,7 +51,13 @@ INLINE int32_t vi_top(vi x) { return _mm512_reduce_max_epi32(x); }
 INLINE void vi_store_words(int16_t *out, vi x) { _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi32_epi16(x)); }
 
 #if defined(STRATA_BYTES)
+enum { CODES_SIGNED = 0 };
 INLINE void vi_store_bytes(int8_t *out, vi x) { _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(x)); }
+INLINE vi vi_dot_bytes(vi sums, vw codes, const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(four));
+}
 #endif
 
 INLINE vf vf_load_half(const uint16_t *x) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x)); }
@@ -74,6 +80,8 @@ INLINE vw vw_load(const uint8_t *x) { return _mm512_loadu_si512(x); }
          ? vw_shift(x, right)                                                                                      \
          : _mm512_and_si512(vw_shift(x, right), _mm512_set1_epi16(mask)))
 INLINE vw vw_or(vw a, vw b) { return _mm512_or_si512(a, b); }
+/* Bytes from 0 to 255, less 128. */
+INLINE vw vw_centred(vw x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
 /* Every lane of sums, plus its two words of codes times the two at x. */
 INLINE vi vi_dot(vi sums, vw codes, const int16_t *x) {
     int32_t two;

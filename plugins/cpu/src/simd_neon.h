@@ -79,6 +79,8 @@ INLINE vw vw_take(vw x, int right, int mask) {
     QUARTERS(vw, vandq_u16(vshlq_u16(x.q[i], vdupq_n_s16((int16_t)-right)), vdupq_n_u16((uint16_t)mask)));
 }
 INLINE vw vw_or(vw a, vw b) { QUARTERS(vw, vorrq_u16(a.q[i], b.q[i])); }
+/* Bytes from 0 to 255, less 128. */
+INLINE vw vw_centred(vw x) { QUARTERS(vw, veorq_u16(x.q[i], vdupq_n_u16(0x8080))); }
 /* Every lane of sums, plus its two words of codes times the two at x. */
 INLINE vi vi_dot(vi sums, vw codes, const int16_t *x) {
     int32_t two;
@@ -92,6 +94,21 @@ INLINE vi vi_dot(vi sums, vw codes, const int16_t *x) {
     }
     return out;
 }
+
+#if defined(STRATA_BYTES)
+enum { CODES_SIGNED = 1 };
+INLINE void vi_store_bytes(int8_t *out, vi x) {
+    int16x8_t low = vcombine_s16(vmovn_s32(x.q[0]), vmovn_s32(x.q[1]));
+    int16x8_t high = vcombine_s16(vmovn_s32(x.q[2]), vmovn_s32(x.q[3]));
+    vst1q_s8(out, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+}
+INLINE vi vi_dot_bytes(vi sums, vw codes, const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    const int8x16_t values = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    QUARTERS(vi, vdotq_s32(sums.q[i], vreinterpretq_s8_u16(codes.q[i]), values));
+}
+#endif
 
 INLINE void prefetch(const uint8_t *x) { __builtin_prefetch(x); }
 

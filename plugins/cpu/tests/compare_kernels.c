@@ -101,7 +101,7 @@ static void attention(Engine *own, Engine *plain) {
         const Store *stores[1] = {&store};
         Span span = {0, TOKENS, tables};
         Step step = {TOKENS, 1, 0, &span, position, NULL, stores};
-        Attention spec = {0, HEADS, KV, DIM, DIM, 200, 0.4f, 30, 0, part, 2 * part, 2 * part + scales};
+        Attention spec = {0, HEADS, KV, DIM, DIM, 200, 0.4f, 30, 0, part, 2 * part, 2 * part + scales, NULL};
         memset(memory, 0xff, (size_t)(bytes * PAGES));
         strata_attention(own, &step, &spec, q, k, v, a);
         strata_attention(plain, &step, &spec, q, k, v, b);

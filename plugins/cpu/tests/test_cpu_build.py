@@ -185,4 +185,7 @@ def test_kernels_for_aarch64_compute_what_portable_ones_do_under_emulation(
         [emulator, "-L", "/usr/aarch64-linux-gnu", str(program)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[0] == "neon against portable"
+    assert [line for line in done.stdout.splitlines() if "against" in line] == [
+        "neondot against portable",
+        "neon against portable",
+    ]
