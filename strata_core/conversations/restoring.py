@@ -31,6 +31,8 @@ log = logging.getLogger("strata.cache")
 SMOOTHING = 0.3
 #: A restore at least this small is not measured: its time says more of the machine's noise than of the level.
 MEASURABLE_BYTES = 1 << 20
+#: For so many seconds an observed rate counts.
+RATE_COUNTS_S = 300.0
 
 
 class Source(Protocol):
@@ -105,6 +107,28 @@ def prices(nbytes: int, tokens: int, level_rate: float | None, read_rate: float 
     )
 
 
+class Rates:
+    """At how many bytes per second levels were read, smoothed.
+
+    What was observed long ago says nothing: a level that was slow once would not be asked any more, and so never be
+    seen to have recovered.
+    """
+
+    def __init__(self, clock: Clock):
+        self._clock = clock
+        self._known: dict[str, tuple[float, float]] = {}  # level -> rate, and when it was observed last
+
+    def of(self, level: str) -> float | None:
+        """None: not known, or not any more."""
+        rate, when = self._known.get(level, (None, 0.0))
+        return rate if self._clock.monotonic() - when < RATE_COUNTS_S else None
+
+    def observe(self, level: str, rate: float) -> None:
+        known = self.of(level)
+        smoothed = rate if known is None else (1 - SMOOTHING) * known + SMOOTHING * rate
+        self._known[level] = smoothed, self._clock.monotonic()
+
+
 class Restorer:
     """Engine thread only, but for the reading itself.
 
@@ -133,7 +157,7 @@ class Restorer:
         self._clock = clock or Clock()
         self._reader = reader or ThreadPoolExecutor(1, "strata-restore")
         self._abandoned: list[Restore] = []
-        self.rates: dict[str, float] = {}  # level -> bytes per second, smoothed
+        self.rates = Rates(self._clock)
 
     def nbytes(self, tokens: int) -> int:
         """Bytes of the pages of so many positions."""
@@ -156,7 +180,7 @@ class Restorer:
         """What restoring ``tokens`` from a level below RAM costs against resuming ``otherwise`` tokens without it and
         reading the rest."""
         nbytes = self._size(tokens, self._states(found.entry, tokens, False))
-        return prices(nbytes, tokens - otherwise, self.rates.get(found.level.name), read_rate)
+        return prices(nbytes, tokens - otherwise, self.rates.of(found.level.name), read_rate)
 
     def refers(self, found: Stored) -> bool:
         """Whether restoring only holds pages once more, and so needs no room in the pools."""
@@ -270,9 +294,7 @@ class Restorer:
     def _observe(self, restore: Restore) -> None:
         nbytes, seconds = restore.nbytes, self._clock.monotonic() - restore.started
         if nbytes >= MEASURABLE_BYTES and seconds > 0:
-            name, rate = restore.found.level.name, nbytes / seconds
-            known = self.rates.get(name)
-            self.rates[name] = rate if known is None else (1 - SMOOTHING) * known + SMOOTHING * rate
+            self.rates.observe(restore.found.level.name, nbytes / seconds)
 
 
 def _read(restore: Restore) -> None:

@@ -268,6 +268,26 @@ def test_cancelled_while_it_is_restored_nothing_leaks(driver: Make, cold: Behavi
     assert engine.ask(join(ids(1, count=60), (9,))).started.cached_tokens == 60
 
 
+def believe_slow(engine: Driver) -> None:
+    """As if the cold level had been read at a byte per second."""
+    engine.core.keeper.read_rate = 1e6
+    engine.core.keeper.restorer.rates.observe("cold", 1.0)
+
+
+def test_a_level_that_was_slow_once_is_tried_again_after_a_while(
+    driver: Make, cold: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = driver(parallel=1, conversation_cache_disk_only=True)
+    for c in (1, 2):
+        engine.ask(ids(c, count=60), max_tokens=1)
+    engine.step()
+    believe_slow(engine)
+    assert engine.ask(join(ids(1, count=60), (9,)), max_tokens=1).started.cached_tokens == 0
+    engine.ask(ids(3, count=60), max_tokens=1)
+    monkeypatch.setattr("strata_core.conversations.restoring.RATE_COUNTS_S", 0.0)
+    assert engine.ask(join(ids(2, count=60), (9,)), max_tokens=1).started.cached_tokens == 60
+
+
 def test_reading_is_chosen_where_it_is_faster_and_said_so(
     driver: Make, cold: Behaviour, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,8 +295,7 @@ def test_reading_is_chosen_where_it_is_faster_and_said_so(
     for c in (1, 2):
         engine.ask(ids(c, count=60), max_tokens=1)
     engine.step()
-    keeper = engine.core.keeper
-    keeper.read_rate, keeper.restorer.rates["cold"] = 1e6, 1.0
+    believe_slow(engine)
     with caplog.at_level("INFO", "strata.cache"):
         assert engine.ask(join(ids(1, count=60), (9,)), max_tokens=1).started.cached_tokens == 0
     assert any("ladder: rung cold refused (reading 60 tokens" in r.message for r in caplog.records)
@@ -284,7 +303,7 @@ def test_reading_is_chosen_where_it_is_faster_and_said_so(
     for c in (1, 2):
         always.ask(ids(c, count=60), max_tokens=1)
     always.step()
-    always.core.keeper.read_rate, always.core.keeper.restorer.rates["cold"] = 1e6, 1.0
+    believe_slow(always)
     assert always.ask(join(ids(1, count=60), (9,)), max_tokens=1).started.cached_tokens == 60
 
 
@@ -297,7 +316,7 @@ def test_a_level_that_many_conversations_cannot_be_had_from_is_not_asked_for_eac
         engine.ask(join(ids(1, count=40), ids(c, 2, count=20)), max_tokens=1)
     engine.step()
     if why == "slow":
-        engine.core.keeper.read_rate, engine.core.keeper.restorer.rates["cold"] = 1e6, 1.0
+        believe_slow(engine)
     else:
         cold.unreadable = True
     prompt = ids(5, count=10)

@@ -37,7 +37,9 @@ class Commit:
             try:
                 place.directory.ensure()
             except (OSError, LevelError) as error:
-                log.warning("level %s: %s", place.name, error)  # its jobs will meet the same and fail
+                log.warning("level %s: %s", place.name, error)
+                for job in [job for job in self._left if job.place is place]:
+                    self._failed(job, error)
         self._each(self._left, self._write)
         self._sync_files()
         named: list[ManifestJob] = []

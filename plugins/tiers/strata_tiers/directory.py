@@ -250,7 +250,9 @@ class Directory:
         except OSError:
             return False
         folders = (self.segments, self.conversations, self.quarantine)
-        return (named.st_ino, named.st_dev) == (held.st_ino, held.st_dev) and all(f.is_dir() for f in folders)
+        return (named.st_ino, named.st_dev) == (held.st_ino, held.st_dev) and all(
+            f.is_dir() and not f.is_symlink() for f in folders
+        )
 
     def _acquire(self, path: Path) -> int:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)

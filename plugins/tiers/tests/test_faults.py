@@ -116,6 +116,33 @@ def test_the_folder_may_be_deleted_while_the_level_runs(tmp_path: Path) -> None:
     assert scene.used == 0
 
 
+@pytest.mark.parametrize("name", ["segments", "conversations", "quarantine"])
+def test_nothing_is_written_through_a_link_that_takes_a_folders_place_while_the_level_runs(
+    tmp_path: Path, name: str
+) -> None:
+    scene, root, elsewhere = new_scene(), tmp_path / "level", tmp_path / "elsewhere"
+    level = open_level(scene, root)
+    scene.put(level, ids(1, 20))
+    drain(level)
+    (root / name).rename(elsewhere)
+    (root / name).symlink_to(elsewhere)
+    before = sorted(elsewhere.iterdir())
+    entry = scene.put(level, ids(2, 20))
+    [outcome] = drain(level)
+    assert outcome.kind == "failed"
+    assert "symbolic link" in outcome.error
+    assert outcome.pages is not None
+    outcome.pages.release()
+    assert not level.holds(entry.id)
+    assert sorted(elsewhere.iterdir()) == before
+    (root / name).unlink()
+    elsewhere.rename(root / name)
+    scene.put(level, ids(2, 20))
+    assert [o.kind for o in drain(level)] == ["stored"]
+    level.close()
+    assert scene.used == 0
+
+
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
