@@ -12,13 +12,12 @@ import transformers
 
 VOCAB = 96
 
-#: The epsilon is larger than published models have: with 1e-6, norms of small numbers (a head of the delta rule may give
-#: such) blow up the last bits of sums, which differ between processors, to 1e-4 of a logit; in theirs as in ours.
+#: The epsilon is larger than published models have: with 1e-6, norms of small numbers, which heads of the delta rule may
+#: give, blow up the last bits of sums, which differ between processors, to 1e-4 of a logit; in theirs as in ours.
 _COMMON: dict[str, Any] = dict(
     vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     max_position_embeddings=256, linear_key_head_dim=16, linear_value_head_dim=12, linear_num_key_heads=2,
-    linear_num_value_heads=6, linear_conv_kernel_dim=4, pad_token_id=None, bos_token_id=None,
-    rms_norm_eps=1e-3,
+    linear_num_value_heads=6, linear_conv_kernel_dim=4, pad_token_id=None, bos_token_id=None, rms_norm_eps=1e-3,
 )  # fmt: skip
 _EXPERTS: dict[str, Any] = dict(
     num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, shared_expert_intermediate_size=24,
