@@ -12,8 +12,8 @@ import transformers
 
 VOCAB = 96
 
-#: The epsilon is larger than published models have: with 1e-6, norms of small numbers, which heads of the delta rule may
-#: give, blow up the last bits of sums, which differ between processors, to 1e-4 of a logit; in theirs as in ours.
+#: The epsilon is larger than published models have: with 1e-6, norms of small numbers, which heads of the delta rule
+#: may give, blow up the last bits of sums, which differ between processors, to 1e-4 of a logit; in theirs as in ours.
 _COMMON: dict[str, Any] = dict(
     vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     max_position_embeddings=256, linear_key_head_dim=16, linear_value_head_dim=12, linear_num_key_heads=2,
