@@ -2,7 +2,8 @@
 
 A job of storing goes through four steps, and many jobs go through each together: :meth:`StoreJob.write` (temporary
 files), sync, :meth:`StoreJob.publish_segments`, :meth:`StoreJob.publish_manifest`. After any error
-:meth:`StoreJob.abandon` takes back what has no final name yet. Everything here runs on the writer's thread.
+:meth:`StoreJob.abandon` takes back what has no final name yet. Everything here runs on the writer's thread, or on such
+as it waits for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +27,11 @@ from strata_tiers.pages import PageSource
 from strata_tiers.place import Place
 
 log = logging.getLogger("strata.disk")
+
+
+#: From so many bytes on, an entry's segments are written two at a time. What one thread writes is bound by copying into
+#: the page cache, and by digests; files wait for each other in neither.
+SIDE_BY_SIDE_BYTES, SIDE_BY_SIDE = 16 << 20, 2
 
 
 class Again(Exception):
@@ -208,7 +215,8 @@ class ManifestJob(Job):
         temporary.fd = place.files.create(temporary.path)
         self.remember(temporary)
         place.files.reserve(temporary.fd, nbytes)
-        self.nbytes += nbytes
+        with place.lock:  # segments may be written by several threads
+            self.nbytes += nbytes
         return temporary
 
     def remember(self, temporary: Temporary) -> None:
@@ -244,6 +252,7 @@ class StoreJob(ManifestJob):
         self.source = source
         self.readers = 0
         self.told = False
+        self._broken = False  # one of several segments could not be written
 
     def kept(self) -> Kept | None:
         kept = self.place.holdings.kept.get(self.entry_id)
@@ -278,9 +287,8 @@ class StoreJob(ManifestJob):
             raise OSError(errno.ENOSPC, f"level {self.place.name} has no room within its budget")
         missing = [part for part in parts if not self._is_there(part)]
         self.stage(missing)
-        for part in missing:
-            self.write_part(part, kept.entry)
-            self.parts += 1
+        self.write_parts(missing, kept.entry)
+        self.parts += len(missing)
         self.write_manifest()
         self.written = True
 
@@ -289,6 +297,26 @@ class StoreJob(ManifestJob):
             shape = self.place.shape
             self.source.stage([number for part in missing for number in self.source.numbers(part.piece, shape)])
 
+    def write_parts(self, missing: list[Part], entry: Entry) -> None:
+        self._broken = False
+        many = len(missing) > 1 and sum(part.piece.size for part in missing) >= SIDE_BY_SIDE_BYTES
+        if not many or self.source is None or not self.source.any_order:
+            for part in missing:
+                self.write_part(part, entry)
+            return
+        with ThreadPoolExecutor(SIDE_BY_SIDE, "strata-disk") as pool:
+            running = [pool.submit(self._write_beside, part, entry) for part in missing]
+        errors = [error for error in (done.exception() for done in running) if error is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, GivenUp)):
+            raise error  # rather the reason than that another segment was not written because of it
+
+    def _write_beside(self, part: Part, entry: Entry) -> None:
+        try:
+            self.write_part(part, entry)
+        except BaseException:
+            self._broken = True
+            raise
+
     def write_part(self, part: Part, entry: Entry) -> None:
         if self.source is None:
             raise OSError(errno.ENODATA, "the entry's pages were given back before it was safe")
@@ -296,7 +324,7 @@ class StoreJob(ManifestJob):
         temporary = self.begin(place.segment_path(part), piece.size, part)
         assert temporary.fd is not None
         for _ in segment.write(place.files, temporary.fd, piece, entry, place.shape, self.source.reader(piece)):
-            if self.cancelled:
+            if self.cancelled or self._broken:
                 raise GivenUp
         with place.lock:
             part.temporary = temporary.path

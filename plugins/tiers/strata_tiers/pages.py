@@ -30,7 +30,10 @@ class PageSource(ABC):
     """The pages of an entry, held until :meth:`release`. Its states are numbered on behind its blocks.
 
     :param pages: forked here; they stay as they are while they are held.
+    :cvar any_order: blocks may be asked for in any order, and by several threads.
     """
+
+    any_order = False
 
     def __init__(self, pages: HeldPages):
         self.pages = pages.fork(pages.tokens)
@@ -98,6 +101,8 @@ class PageSource(ABC):
 
 class HostPages(PageSource):
     """Pages in host memory: views, no copies."""
+
+    any_order = True
 
     def __init__(self, pages: HeldPages, blocks: list[Block]):
         super().__init__(pages)

@@ -1,4 +1,5 @@
-"""One thread that does all writing of a process's disk levels, in order, and commits what is ready together.
+"""One thread that does all writing of a process's disk levels, in order, and commits what is ready together. Only the
+segments of a large entry are written by two.
 
 Jobs are done first in, first out, with two exceptions: a job that has to wait for room is passed over, and the older
 state of a conversation goes behind a newer one and waits until that is stored, since by then it has mostly become
